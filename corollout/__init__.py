@@ -1,0 +1,38 @@
+"""corollout: unbiased, low-variance, token-level policy gradients for sequence generators."""
+
+from corollout import estimators, policies
+from corollout.data import Batch, Columns
+from corollout.errors import CorolloutError, InputError, PolicyError, RewardError
+from corollout.estimators import estimate_gradient, make_estimator, pseudo_actions
+from corollout.noise import Noise
+from corollout.policies import Policy
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
+from corollout.training import Estimate, Probe, Trainer, estimate, evaluate, pretrain, probe_variance
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Columns",
+    "CorolloutError",
+    "Engine",
+    "Estimate",
+    "InputError",
+    "Noise",
+    "Policy",
+    "PolicyError",
+    "Probe",
+    "Reward",
+    "RewardError",
+    "Trainer",
+    "estimate",
+    "estimate_gradient",
+    "estimators",
+    "evaluate",
+    "make_estimator",
+    "policies",
+    "pretrain",
+    "probe_variance",
+    "pseudo_actions",
+]

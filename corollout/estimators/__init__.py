@@ -1,0 +1,29 @@
+"""Gradient estimators: plans and their linear maps from rewards to gradients. Pure tensor mathematics."""
+
+from corollout.estimators.ars import ARS
+from corollout.estimators.binary import ARM, DisARM
+from corollout.estimators.plans import ContrastPlan, Estimator, GroupPlan, Plan
+from corollout.estimators.pseudo import PseudoActions, pseudo_actions
+from corollout.estimators.registry import NAMES, make_estimator
+from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.single import estimate_gradient
+
+__all__ = [
+    "ARM",
+    "ARS",
+    "NAMES",
+    "RLOO",
+    "BeamExpectation",
+    "ContrastPlan",
+    "DisARM",
+    "Estimator",
+    "GroupPlan",
+    "MonteCarlo",
+    "Plan",
+    "PseudoActions",
+    "Reinforce",
+    "SelfCritic",
+    "estimate_gradient",
+    "make_estimator",
+    "pseudo_actions",
+]

@@ -1,0 +1,241 @@
+"""ARS, ARS-K and ARSM: augment-REINFORCE-swap(-merge) (section 3 and appendix C of the paper).
+
+For one token with logits φ, π ~ Dirichlet(1_V), z = argmin (ln π − φ) and references j_1 … j_K,
+
+    g_v = Σ_k w_k [ r(z^{v⇌j_k}) − mean_m r(z^{m⇌j_k}) ],    w_k = (1 − V π_{j_k}) / K,
+
+is unbiased for every fixed choice of references. It is linear in the rewards, Σ_a r(a) C_a, with coefficients that
+are known beforehand and add up to zero, so g = Σ_{a≠z} (r(a) − r(z)) C_a: one completion for each different action
+is enough, and none if all pseudo-actions are z.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from corollout.errors import InputError
+from corollout.estimators.budget import keep_probabilities, systematic_sample
+from corollout.estimators.plans import ContrastPlan
+from corollout.estimators.pseudo import pseudo_actions
+from corollout.noise import BUDGET, REFERENCES, SHARED, Noise, dirichlet, subsets, uniform
+from corollout.types import Branches, Sampler, Trajectories
+
+# Steps are treated in groups of at most this many numbers of noise.
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True)
+class ARS:
+    """ARS-K; with ``references=None`` all V of them: ARSM.
+
+    Unbiased with the defaults, for any ``references``, ``completions``, ``budget`` and ``samples``. Greedy main or
+    greedy pseudo trajectories, which the paper offers too, are biased.
+    """
+
+    references: int | None = None
+    """How many references K; None for all V."""
+    shared_references: bool = False
+    """One set of references for all rows of a batch at a step, as in the paper's code, instead of one for each row."""
+    main: Literal["sample", "greedy"] = "sample"
+    """How main trajectories are drawn. "greedy" is biased: prefixes are then not the policy's own."""
+    pseudo: Literal["sample", "greedy"] = "sample"
+    """How branches are completed. "greedy" is biased: a greedy completion is not a draw of the future reward."""
+    completions: int = 1
+    """Completions of each branch, averaged."""
+    budget: int | None = None
+    """At most this many branches; None for no limit. Which are kept is random, and the kept ones are reweighted."""
+    budget_per: Literal["update", "example"] = "update"
+    """Whether the budget is for all of a batch or for each context in it."""
+    samples: int = 1
+    """Main trajectories of each context, averaged."""
+
+    def __post_init__(self) -> None:
+        for name in ("references", "completions", "budget", "samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"ARS needs {name} ≥ 1, not {value}")
+        for name in ("main", "pseudo"):
+            if getattr(self, name) not in ("sample", "greedy"):
+                raise InputError(f'ARS needs {name} to be "sample" or "greedy", not {getattr(self, name)!r}')
+        if self.budget_per not in ("update", "example"):
+            raise InputError(f'budget_per must be "update" or "example", not {self.budget_per!r}')
+
+    @property
+    def sampler(self) -> Sampler:
+        return Sampler(self.main, self.samples)
+
+    def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
+        coefficients = self._coefficients(trajectories, noise)
+        kept, weight = self._spend(coefficients, trajectories, noise)
+        return _contrasts(coefficients, kept, weight, trajectories, self)
+
+    def _coefficients(self, trajectories: Trajectories, noise: Noise) -> "Coefficients":
+        rows, steps = trajectories.mask.nonzero(as_tuple=True)
+        vocab = trajectories.logits.shape[-1]
+        parts = [
+            self._coefficients_of(trajectories, noise, rows[chunk], steps[chunk])
+            for chunk in torch.arange(len(rows), device=rows.device).split(max(1, _CHUNK // vocab))
+        ]
+        return Coefficients.join(parts, vocab)
+
+    def _coefficients_of(
+        self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
+    ) -> "Coefficients":
+        logits = trajectories.logits[rows, steps]
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        vocab = logits.shape[1]
+        pi = dirichlet(trajectories.keys[rows], steps, vocab, logits.dtype)
+        references = self._references(trajectories, noise, rows, steps, vocab)
+        table = pseudo_actions(logits, pi, references)
+        weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
+
+        # For reference k only the departures from its default d count: w_k (r(a) − r(d)) at coordinate m.
+        w = weight[table.row, table.reference]
+        default = table.default[table.row, table.reference]
+        cell = torch.cat([table.row, table.row])
+        action = torch.cat([table.action, default])
+        coordinate = torch.cat([table.swap, table.swap])
+        value = torch.cat([w, -w])
+        # Rewards are measured from the main trajectory's, so its own action needs no coefficient.
+        other = action != trajectories.tokens[rows, steps][cell]
+        return Coefficients.collect(
+            rows[cell[other]], steps[cell[other]], action[other], coordinate[other], value[other], vocab
+        )
+
+    def _references(
+        self,
+        trajectories: Trajectories,
+        noise: Noise,
+        rows: Int64[Tensor, " cell"],
+        steps: Int64[Tensor, " cell"],
+        vocab: int,
+    ) -> Int64[Tensor, "cell reference"]:
+        count = vocab if self.references is None else self.references
+        if count > vocab:
+            raise InputError(f"ARS-{count} needs {count} references, but the vocabulary has only {vocab} actions")
+        if count == vocab:
+            return torch.arange(vocab, device=rows.device).expand(len(rows), -1)
+        if self.shared_references:
+            keys = noise.keys(torch.full_like(rows, SHARED), REFERENCES)
+        else:
+            keys = noise.keys(trajectories.examples[rows], REFERENCES, trajectories.samples[rows])
+        return subsets(keys, steps, vocab, count)
+
+    def _spend(
+        self, coefficients: "Coefficients", trajectories: Trajectories, noise: Noise
+    ) -> tuple[Int64[Tensor, " kept"], Float[Tensor, " kept"]]:
+        """The branches to roll out, and 1/s for each of them."""
+        sizes = coefficients.norms()
+        every = torch.arange(len(sizes), device=sizes.device)
+        if self.budget is None or len(sizes) == 0:
+            return every, torch.ones_like(sizes)
+        context = trajectories.contexts[coefficients.row]
+        if self.budget_per == "update":
+            context = torch.zeros_like(context)
+        kept, weights = [], []
+        # Branches come in the order of their contexts, so each context's are a run.
+        for pool in every.split(context.bincount().tolist()):
+            if len(pool) == 0:
+                continue
+            s = keep_probabilities(sizes[pool], self.budget)
+            example = trajectories.examples[coefficients.row[pool[:1]]]
+            keys = noise.keys(torch.full_like(example, SHARED) if self.budget_per == "update" else example, BUDGET)
+            start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]
+            chosen = systematic_sample(s, start)
+            kept.append(pool[chosen])
+            weights.append((1 / s[chosen]).to(sizes.dtype))
+        return torch.cat(kept), torch.cat(weights)
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """C_a of every branch (row, step, action), up to a constant that the plan's centring removes, as a sparse list."""
+
+    row: Int64[Tensor, " branch"]
+    step: Int64[Tensor, " branch"]
+    action: Int64[Tensor, " branch"]
+    branch: Int64[Tensor, " entry"]
+    coordinate: Int64[Tensor, " entry"]
+    value: Float[Tensor, " entry"]
+    vocab: int
+
+    @classmethod
+    def collect(
+        cls,
+        row: Int64[Tensor, " term"],
+        step: Int64[Tensor, " term"],
+        action: Int64[Tensor, " term"],
+        coordinate: Int64[Tensor, " term"],
+        value: Float[Tensor, " term"],
+        vocab: int,
+    ) -> "Coefficients":
+        """Add up the terms that belong to the same coordinate of the same branch."""
+        steps = int(step.max()) + 1 if len(step) else 1
+        branch_code = (row * steps + step) * vocab + action
+        entry_code, place = (branch_code * vocab + coordinate).unique(return_inverse=True)
+        total = value.new_zeros(len(entry_code)).index_add_(0, place, value)
+        branch_code, branch = torch.div(entry_code, vocab, rounding_mode="floor").unique(return_inverse=True)
+        return cls(
+            row=branch_code // (steps * vocab),
+            step=branch_code // vocab % steps,
+            action=branch_code % vocab,
+            branch=branch,
+            coordinate=entry_code % vocab,
+            value=total,
+            vocab=vocab,
+        )
+
+    @classmethod
+    def join(cls, parts: "list[Coefficients]", vocab: int) -> "Coefficients":
+        offsets = torch.tensor([0, *(len(part.row) for part in parts)]).cumsum(0).tolist()
+        return cls(
+            row=torch.cat([p.row for p in parts]),
+            step=torch.cat([p.step for p in parts]),
+            action=torch.cat([p.action for p in parts]),
+            branch=torch.cat([p.branch + offset for p, offset in zip(parts, offsets[:-1], strict=True)]),
+            coordinate=torch.cat([p.coordinate for p in parts]),
+            value=torch.cat([p.value for p in parts]),
+            vocab=vocab,
+        )
+
+    def norms(self) -> Float[Tensor, " branch"]:
+        """‖C_a‖ of the centred coefficients: their squares add up to Σ S² − (Σ S)² / V."""
+        zeros = self.value.new_zeros(len(self.row))
+        squares = zeros.index_add(0, self.branch, self.value**2)
+        total = zeros.index_add(0, self.branch, self.value)
+        return (squares - total**2 / self.vocab).clamp_(min=0).sqrt_()
+
+
+def _contrasts(
+    coefficients: Coefficients,
+    kept: Int64[Tensor, " kept"],
+    weight: Float[Tensor, " kept"],
+    trajectories: Trajectories,
+    options: ARS,
+) -> ContrastPlan:
+    """Write the kept branches and their coefficients as contrasts with the main trajectory."""
+    mains = len(trajectories.tokens)
+    number = torch.full((len(coefficients.row),), -1, dtype=torch.int64, device=kept.device)
+    number[kept] = torch.arange(len(kept), device=kept.device)
+    used = number[coefficients.branch] >= 0
+    branch = coefficients.branch[used]
+    source = number[branch]
+    value = coefficients.value[used] * weight[source] / (options.completions * options.samples)
+    row, step, action = coefficients.row[kept], coefficients.step[kept], coefficients.action[kept]
+    copies = range(options.completions)
+    return ContrastPlan(
+        branches=Branches.join(
+            *(Branches.of(row, step, action, greedy=options.pseudo == "greedy", copy=copy) for copy in copies)
+        ),
+        row=coefficients.row[branch].repeat(len(copies)),
+        step=coefficients.step[branch].repeat(len(copies)),
+        token=coefficients.coordinate[used].repeat(len(copies)),
+        plus=torch.cat([mains + copy * len(kept) + source for copy in copies]),
+        minus=coefficients.row[branch].repeat(len(copies)),
+        weight=value.repeat(len(copies)),
+        centre="uniform",
+    )

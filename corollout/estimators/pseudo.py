@@ -1,0 +1,372 @@
+"""Pseudo-actions: what would have been drawn, had two coordinates of π been exchanged.
+
+With a = ln π and o_i = a_i − φ_i the true action is z = argmin_i o_i. Exchanging π_j and π_m changes two of the o's,
+
+    o'_j = a_m − φ_j,   o'_m = a_j − φ_m,
+
+so the pseudo-action z^{m⇌j} is the least of these two and of the smallest o outside {j, m}. A table of all K · V of
+them is nearly constant: for a reference j ≠ z the default is z, for j = z it is the runner-up, and an entry departs
+from it only if m = z, or a_j − φ_m ≤ o_z, or a_m − φ_j ≤ o_z. Over all V² pairs about V entries do. They are found
+here by comparing sorted candidates, so that K references cost about a pass over the vocabulary and all V of them
+O(V log V), where the table costs K · V. On the CPU the search is a compiled loop; elsewhere it is made of PyTorch
+operations on blocks of rows. Both give the same entries.
+
+Ties go to the smaller index, as in ``argmin``. Masked actions (φ = −inf) are never drawn.
+"""
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from corollout.errors import InputError
+
+# Rows are treated in blocks of about this many numbers, so that temporaries stay in the cache.
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class PseudoActions:
+    """The table z^{m⇌j_k} of every row: a default for each reference, and a list of the entries that depart from it."""
+
+    vocab: int
+    true: Int64[Tensor, " row"]  # z
+    references: Int64[Tensor, "row reference"]  # j_k
+    default: Int64[Tensor, "row reference"]
+    row: Int64[Tensor, " entry"]
+    reference: Int64[Tensor, " entry"]  # k, not j_k
+    swap: Int64[Tensor, " entry"]  # m
+    action: Int64[Tensor, " entry"]
+
+    def dense(self) -> Int64[Tensor, "row reference vocab"]:
+        """The whole table: rows × K × V numbers."""
+        table = self.default[:, :, None].repeat(1, 1, self.vocab)
+        table[self.row, self.reference, self.swap] = self.action
+        return table
+
+    def unique(self) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
+        """The different pseudo-actions of each row, as (row, action) in ascending order; z itself may be one."""
+        rows, k = self.default.shape
+        departed = torch.zeros(rows * k, dtype=torch.int64, device=self.row.device)
+        departed.index_add_(0, self.row * k + self.reference, torch.ones_like(self.row))
+        some_default = (departed < self.vocab).view(rows, k).nonzero()[:, 0]
+        defaults = self.default[(departed < self.vocab).view(rows, k)]
+        code = torch.cat([self.row * self.vocab + self.action, some_default * self.vocab + defaults]).unique()
+        return code // self.vocab, code % self.vocab
+
+
+def pseudo_actions(
+    logits: Float[Tensor, "row vocab"],
+    pi: Float[Tensor, "row vocab"],
+    references: Int64[Tensor, " reference"] | Int64[Tensor, "row reference"],
+) -> PseudoActions:
+    """All pseudo-actions of each row, exactly (Algorithm 1 of the paper, appendix C).
+
+    ``pi`` is a draw from Dirichlet(1, …, 1) for each row; ``references`` are K different actions, the same for all
+    rows or K for each.
+    """
+    references = _checked(logits, pi, references)
+    search = _search_compiled if logits.device.type == "cpu" else _search_torch
+    true, default, entries = search(logits, pi.log(), references)
+    return PseudoActions(logits.shape[1], true, references, default, *entries)
+
+
+def _checked(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise InputError(f"logits must be of shape [rows, V] with V ≥ 1, not {list(logits.shape)}")
+    rows, vocab = logits.shape
+    if pi.shape != logits.shape:
+        raise InputError(f"pi must have the shape of the logits, {list(logits.shape)}, not {list(pi.shape)}")
+    if pi.dtype != logits.dtype or pi.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"logits and pi must both be float32 or both float64, not {logits.dtype} and {pi.dtype}")
+    if rows and not bool((pi.min() > 0) & (pi.max() < torch.inf)):
+        raise InputError("pi must be positive and finite: use a draw from Dirichlet(1, …, 1)")
+    if references.ndim == 1:
+        references = references.expand(rows, -1)
+    if references.ndim != 2 or len(references) != rows or references.shape[1] == 0:
+        raise InputError(f"references must be of shape [K] or [rows, K] with K ≥ 1, not {list(references.shape)}")
+    if references.shape[1] > vocab:
+        raise InputError(f"there are {references.shape[1]} references, but only V = {vocab} actions to choose from")
+    ordered = references.sort(1).values
+    if rows and (int(ordered[:, 0].min()) < 0 or int(ordered[:, -1].max()) >= vocab):
+        raise InputError(f"references must be actions from 0 to {vocab - 1}")
+    if bool((ordered.diff(dim=1) == 0).any()):
+        raise InputError("a reference stands twice in one row: references are drawn without replacement")
+    return references
+
+
+def _no_distribution(row: int) -> InputError:
+    return InputError(
+        f"the logits of row {row} contain NaN or +inf, or are all −inf: there is no distribution to draw from"
+    )
+
+
+_Entries = tuple[Tensor, Tensor, Tensor, Tensor]  # row, reference, swap, action
+
+
+def _search_torch(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
+    """True actions, defaults and departing entries, on any device; a = ln π."""
+    size = max(1, _BLOCK // phi.shape[1])
+    blocks = [
+        _block(phi[i : i + size], a[i : i + size], references[i : i + size], i)
+        for i in range(0, max(len(phi), 1), size)
+    ]
+    true, default = torch.cat([block[0] for block in blocks]), torch.cat([block[1] for block in blocks])
+    row, reference, swap, action = (torch.cat([block[2][part] for block in blocks]) for part in range(4))
+    return true, default, (row, reference, swap, action)
+
+
+def _block(phi: Tensor, a: Tensor, references: Tensor, start: int) -> tuple[Tensor, Tensor, _Entries]:
+    vocab = phi.shape[1]
+    if vocab == 1 or len(phi) == 0:
+        nothing = torch.empty(0, dtype=torch.int64, device=phi.device)
+        zeros = torch.zeros_like(references)
+        return zeros[:, 0], zeros, (nothing, nothing, nothing, nothing)
+
+    best, true = (a - phi).min(1)
+    bad = ~best.isfinite()
+    if bad.any():
+        raise _no_distribution(start + int(bad.nonzero()[0]))
+    # "Rest" is everything but z: a masked action, as it were.
+    a_rest = a.scatter(1, true[:, None], torch.inf)
+    phi_rest = phi.scatter(1, true[:, None], -torch.inf)
+    second, runner_up = (a_rest - phi_rest).min(1)
+    alone = second == torch.inf  # nothing but z can be drawn
+    is_true = references == true[:, None]
+    default = torch.where(is_true & ~alone[:, None], runner_up[:, None], true[:, None])
+
+    def entries(row: Tensor, reference: Tensor, swap: Tensor) -> _Entries:
+        """Of the proposed entries, those that depart from their default, with their pseudo-actions."""
+        j = references[row, reference]
+        o_j = a[row, swap] - phi[row, j]
+        o_m = a[row, j] - phi[row, swap]
+        # The smallest o outside {j, m}. Where that would be the third, {j, m} = {z, runner-up} and one of the two
+        # exchanged values is no larger than it: rounding is monotone, so this holds in floating point too.
+        z, z2 = true[row], runner_up[row]
+        z_free = (z != j) & (z != swap)
+        z2_free = (z2 != j) & (z2 != swap)
+        other = torch.where(z_free, z, z2)
+        o_other = torch.where(z_free, best[row], torch.where(z2_free, second[row], torch.inf))
+        action = _least(o_j, j, o_m, swap)
+        action = _least(torch.minimum(o_j, o_m), action, o_other, other)
+        departs = action != default[row, reference]
+        return row[departs] + start, reference[departs], swap[departs], action[departs]
+
+    # References other than z, swapped with actions other than z: a_j − φ_m ≤ o_z or a_m − φ_j ≤ o_z.
+    a_reference, phi_reference = a_rest.gather(1, references), phi_rest.gather(1, references)
+    row_1, k_1, m_1 = _pairs(a_reference, phi_rest, best)
+    row_2, m_2, k_2 = _pairs(a_rest, phi_reference, best)
+    width = references.shape[1]
+    code = (torch.cat([row_1, row_2]) * width + torch.cat([k_1, k_2])) * vocab + torch.cat([m_1, m_2])
+    code = code.unique()
+    crossed = entries(code // (vocab * width), code // vocab % width, code % vocab)
+    # References other than z, swapped with z; and z as the reference, swapped with anything.
+    row, k = (~is_true).nonzero(as_tuple=True)
+    with_true = entries(row, k, true[row])
+    row, k = (is_true & ~alone[:, None]).nonzero(as_tuple=True)
+    swaps = torch.arange(vocab, device=phi.device).repeat(len(row))
+    from_true = entries(row.repeat_interleave(vocab), k.repeat_interleave(vocab), swaps)
+
+    row, k, m, action = (torch.cat(parts) for parts in zip(crossed, with_true, from_true, strict=True))
+    return true, default, (row, k, m, action)
+
+
+def _least(value_1: Tensor, index_1: Tensor, value_2: Tensor, index_2: Tensor) -> Tensor:
+    """The index of the smaller value; of equal ones, the smaller index."""
+    first = (value_1 < value_2) | ((value_1 == value_2) & (index_1 < index_2))
+    return torch.where(first, index_1, index_2)
+
+
+def _pairs(
+    x: Float[Tensor, "row left"], y: Float[Tensor, "row right"], limit: Float[Tensor, " row"]
+) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
+    """Every (row, left, right) with x − y ≤ limit in floating point, and perhaps a few more.
+
+    An x that has no partner is left out by comparing it with the largest y, and the other way about; the rest is
+    sorted, so that the partners of each y are the first so-and-so-many of the x.
+    """
+    slack = 4 * torch.finfo(x.dtype).eps
+    lowest = x.amin(1)
+    y_row, y_index, y_pad = _ragged(
+        y, y >= (lowest - limit - slack * (lowest.abs() + limit.abs()))[:, None], -torch.inf
+    )
+    if len(y_row) == 0:
+        return y_row, y_row, y_row
+    highest = y_pad.amax(1)
+    bound = limit + highest + slack * (limit.abs() + highest.abs())
+    bound = torch.where(highest == -torch.inf, -torch.inf, bound)
+    x_row, x_index, x_pad = _ragged(x, x <= bound[:, None], torch.inf)
+    index_pad = torch.zeros(x_pad.shape, dtype=torch.int64, device=x.device)
+    index_pad[x_row, _position(x_row)] = x_index
+    x_pad, order = x_pad.sort(1)
+    threshold = limit[:, None] + y_pad + slack * (limit.abs()[:, None] + y_pad.abs())
+    threshold = torch.where(y_pad == -torch.inf, -torch.inf, threshold)
+    partners = torch.searchsorted(x_pad, threshold, right=True)[y_row, _position(y_row)]
+    right = torch.arange(len(y_row), device=x.device).repeat_interleave(partners)
+    row = y_row[right]
+    return row, index_pad[row, order[row, _position(right)]], y_index[right]
+
+
+def _ragged(
+    values: Float[Tensor, "row column"], mask: Bool[Tensor, "row column"], fill: float
+) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"], Float[Tensor, "row slot"]]:
+    """The masked entries as (row, column), and their values packed to the left of a narrower table."""
+    row, column = mask.nonzero(as_tuple=True)
+    slots = int(torch.bincount(row).max()) if len(row) else 0
+    packed = values.new_full((len(values), slots), fill)
+    packed[row, _position(row)] = values[row, column]
+    return row, column, packed
+
+
+def _position(group: Int64[Tensor, " item"]) -> Int64[Tensor, " item"]:
+    """The place of each item within its run of equal numbers; the numbers ascend."""
+    index = torch.arange(len(group), device=group.device)
+    if len(group) == 0:
+        return index
+    fresh = torch.ones_like(group, dtype=torch.bool)
+    fresh[1:] = group[1:] != group[:-1]
+    return index - torch.where(fresh, index, 0).cummax(0).values
+
+
+def _search_compiled(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
+    """The same as ``_search_torch``, by a compiled loop over rows."""
+    bad, true, default, entries = _loop(phi.detach().numpy(), a.detach().numpy(), references.numpy())
+    if bad >= 0:
+        raise _no_distribution(bad)
+    row, reference, swap, action = (torch.from_numpy(column) for column in entries)
+    return torch.from_numpy(true), torch.from_numpy(default), (row, reference, swap, action)
+
+
+@no_type_check
+@numba.njit(cache=True, inline="always")
+def _winner(a, phi, j, m, z, o_z, z2, o_z2):
+    """z^{m⇌j} of one row: the least of three, the smaller index on a tie."""
+    o_j, action, o = a[m] - phi[j], j, a[m] - phi[j]
+    o_m = a[j] - phi[m]
+    if o_m < o_j or (o_m == o_j and m < j):
+        action, o = m, o_m
+    if z != j and z != m:
+        if o_z < o or (o_z == o and z < action):
+            action = z
+    elif z2 != j and z2 != m and (o_z2 < o or (o_z2 == o and z2 < action)):
+        action = z2
+    return action
+
+
+@no_type_check
+@numba.njit(cache=True, inline="always")
+def _append(table, count, row, k, m, action):
+    if count == len(table):
+        table = np.concatenate((table, np.empty_like(table)))
+    table[count, 0], table[count, 1], table[count, 2], table[count, 3] = row, k, m, action
+    return table, count + 1
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _two_smallest(a, phi):
+    """The two smallest o = a − φ of a row, or an o that is not a number."""
+    z, z2 = 0, 0
+    o_z = o_z2 = a.dtype.type(np.inf)
+    for i in range(len(a)):
+        o = a[i] - phi[i]
+        if not o >= o_z2:  # rare; also when o is not a number
+            if o < o_z:
+                z2, o_z2 = z, o_z
+                z, o_z = i, o
+            elif o < o_z2:
+                z2, o_z2 = i, o
+            else:
+                return i, o, i, o
+    return z, o_z, z2, o_z2
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _within(a, phi, phi_bound, a_bound, found):
+    """Write the positions where φ ≥ its bound or a ≤ its bound to ``found``; return how many there are."""
+    count = 0
+    for m in range(len(a)):
+        if (phi[m] >= phi_bound) | (a[m] <= a_bound):
+            found[count] = m
+            count += 1
+    return count
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _order(values, limit, slack):
+    """The positions of the values up to a limit, in ascending order of the values."""
+    kept = np.nonzero(values <= limit + slack * (abs(limit) + np.abs(values)))[0]
+    return kept[np.argsort(values[kept])]
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _loop(phis, logs, references):
+    rows, vocab = phis.shape
+    width = references.shape[1]
+    true = np.zeros(rows, np.int64)
+    default = np.zeros((rows, width), np.int64)
+    table = np.empty((rows * (width + 16) + 16, 4), np.int64)
+    found = np.empty(vocab, np.int64)
+    count = 0
+    bad = -1
+    slack = 4 * np.finfo(phis.dtype).eps
+    for r in range(rows):
+        phi, a, js = phis[r], logs[r], references[r]
+        z, o_z, z2, o_z2 = _two_smallest(a, phi)
+        if not np.isfinite(o_z):
+            bad = r
+            break
+        true[r] = z
+        default[r] = z
+        if o_z2 == np.inf:
+            continue
+
+        lowest_a, highest_phi = np.inf, -np.inf
+        for k in range(width):
+            j = js[k]
+            if j == z:
+                default[r, k] = z2
+                for m in range(vocab):
+                    action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
+                    if action != z2:
+                        table, count = _append(table, count, r, k, m, action)
+            else:
+                lowest_a, highest_phi = min(lowest_a, a[j]), max(highest_phi, phi[j])
+                action = _winner(a, phi, j, z, z, o_z, z2, o_z2)
+                if action != z:
+                    table, count = _append(table, count, r, k, z, action)
+
+        # Swaps with an m other than z: a_j − φ_m ≤ o_z needs a large φ_m, a_m − φ_j ≤ o_z a small a_m.
+        phi_bound = phis.dtype.type(lowest_a - o_z - slack * (abs(lowest_a) + abs(o_z)))
+        a_bound = phis.dtype.type(o_z + highest_phi + slack * (abs(highest_phi) + abs(o_z)))
+        candidates = found[: _within(a, phi, phi_bound, a_bound, found)]
+        if len(candidates) > 1 or (len(candidates) == 1 and candidates[0] != z):
+            by_a = _order(a[js], o_z + phi[candidates].max(), slack)
+            by_phi = _order(-phi[js], o_z - a[candidates].min(), slack)
+            for m in candidates:
+                if m == z:
+                    continue
+                for k in by_a:
+                    j = js[k]
+                    if not a[j] - phi[m] <= o_z:
+                        break
+                    action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
+                    if j != z and action != z:
+                        table, count = _append(table, count, r, k, m, action)
+                for k in by_phi:
+                    j = js[k]
+                    if not a[m] - phi[j] <= o_z:
+                        break
+                    if j != z and not a[j] - phi[m] <= o_z:  # else the loop above has it
+                        action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
+                        if action != z:
+                            table, count = _append(table, count, r, k, m, action)
+    columns = (table[:count, 0].copy(), table[:count, 1].copy(), table[:count, 2].copy(), table[:count, 3].copy())
+    return bad, true, default, columns

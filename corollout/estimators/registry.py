@@ -1,0 +1,58 @@
+"""Estimators by name, as tables, configurations and the command line write them."""
+
+import re
+from dataclasses import fields
+from typing import Any
+
+from corollout.errors import InputError
+from corollout.estimators.ars import ARS
+from corollout.estimators.binary import ARM, DisARM
+from corollout.estimators.plans import Estimator
+from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+
+# Name -> class and the option that a number behind the name, or k, sets ("" for none).
+_ESTIMATORS: dict[str, tuple[type, str]] = {
+    "arsm": (ARS, "references"),
+    "ars": (ARS, "references"),
+    "arm": (ARM, ""),
+    "disarm": (DisARM, ""),
+    "reinforce": (Reinforce, "samples"),
+    "rloo": (RLOO, "samples"),
+    "sc": (SelfCritic, "samples"),
+    "mc": (MonteCarlo, "completions"),
+    "rl-beam": (BeamExpectation, "size"),
+}
+_ALIASES = {"self-critic": "sc", "scst": "sc", "td-scst": "mc-0", "ars-k": "ars", "mc-k": "mc", "beam": "rl-beam"}
+NAMES = tuple(_ESTIMATORS)
+
+
+def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator:
+    """The estimator of that name, such as ``arsm``, ``ars-20``, ``mc-2``, ``rloo-8``, ``rl_beam``.
+
+    ``k`` is the number behind the name: references of ARS, samples of RLOO, completions of MC, size of the beam.
+    ``options`` are the fields of the estimator's class.
+    """
+    plain = re.sub(r"[\s_]+", "-", name.strip().lower())
+    plain = _ALIASES.get(plain, plain)
+    number = re.fullmatch(r"(.+?)-?(\d+)", plain)
+    if plain not in _ESTIMATORS and number:
+        plain = _ALIASES.get(number[1], number[1])
+        if k is not None and k != int(number[2]):
+            raise InputError(f"the estimator is called {name!r}, but k = {k} was asked for: leave one of the two out")
+        k = int(number[2])
+    if plain not in _ESTIMATORS:
+        raise InputError(
+            f"there is no estimator {name!r}; there are {', '.join(NAMES)}, with a number behind as in ars-20"
+        )
+    kind, counted = _ESTIMATORS[plain]
+    if k is not None and not counted:
+        raise InputError(f"{plain} takes no number k")
+    if k is not None:
+        options[counted] = k
+    elif plain == "ars":
+        options.setdefault(counted, 1)
+    known = [field.name for field in fields(kind)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(f"{plain} has no option {unknown[0]!r}; it has {', '.join(known)}")
+    return kind(**options)

@@ -1,0 +1,107 @@
+"""Gradients for people who have one categorical variable (a discrete VAE, a bandit) and no sequence."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from corollout.errors import InputError, RewardError
+from corollout.estimators.binary import ARM
+from corollout.estimators.plans import Estimator
+from corollout.estimators.registry import make_estimator
+from corollout.noise import MAIN, Noise, race
+from corollout.types import Trajectories
+
+VariableReward = Callable[[Int64[Tensor, " n"], Int64[Tensor, " n"]], Tensor]
+
+
+def estimate_gradient(
+    logits: Float[Tensor, "row vocab"],
+    reward: VariableReward,
+    estimator: str | Estimator = "arsm",
+    k: int | None = None,
+    seed: int = 0,
+) -> Float[Tensor, "row vocab"]:
+    """One estimate of d E[reward] / d logits for each row, by any estimator of the package.
+
+    ``reward(actions, rows)`` gives the reward of each action taken in its row. It is called once, with all the
+    actions that the estimate needs. ``k`` is the estimator's number: references of ARS (None: all V, which is ARSM),
+    samples of RLOO, size of a beam. For ``arm`` and ``disarm`` there are two actions, or one column: then the logit
+    is that of action 1 against action 0.
+
+    The same seed gives the same estimate; draw many with different seeds.
+    """
+    _check_logits(logits)
+    method = make_estimator(estimator, k) if isinstance(estimator, str) else estimator
+    given, logits = logits, logits.detach()
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    bernoulli = isinstance(method, ARM) and logits.shape[1] == 1
+    if bernoulli:
+        logits = torch.cat([torch.zeros_like(logits), logits], 1)
+    if len(logits) == 0:
+        return torch.zeros_like(given)
+
+    noise = Noise(seed)
+    trajectories = _one_step(logits, method, noise)
+    plan = method.plan(trajectories, noise)
+    branches = plan.branches
+    actions = torch.cat([trajectories.tokens[:, 0], branches.token])
+    rows = torch.cat([trajectories.contexts, trajectories.contexts[branches.parent]])
+    rewards = _checked(reward(actions, rows), len(actions))
+    g = plan.gradient(rewards, logits[trajectories.contexts][:, None])[:, 0]
+    total = torch.zeros_like(logits).index_add_(0, trajectories.contexts, g)
+    return (total[:, 1:] if bernoulli else total).to(given.dtype)
+
+
+def _one_step(logits: Float[Tensor, "row vocab"], method: Estimator, noise: Noise) -> Trajectories:
+    """Main trajectories of a single step, as the rollout engine would draw them."""
+    rows, vocab = logits.shape
+    sampler = method.sampler
+    count = min(sampler.count, vocab) if sampler.mode == "beam" else sampler.count
+    contexts = torch.arange(rows, device=logits.device).repeat_interleave(count)
+    samples = torch.arange(count, device=logits.device).repeat(rows)
+    keys = noise.keys(contexts, MAIN, samples)
+    if sampler.mode == "beam":
+        actions = logits.topk(count, 1).indices.flatten()
+    elif sampler.mode == "greedy":
+        actions = logits.argmax(1)[contexts]
+    else:
+        actions = race(logits[contexts], keys, torch.zeros_like(keys))
+    log_probs = logits.log_softmax(1)[contexts, actions]
+    possible = log_probs > -torch.inf  # a beam leaves out what is masked
+    contexts, samples, keys, actions = contexts[possible], samples[possible], keys[possible], actions[possible]
+    ones = torch.ones_like(contexts)
+    return Trajectories(
+        tokens=actions[:, None],
+        lengths=ones,
+        finished=ones.bool(),
+        contexts=contexts,
+        examples=contexts,
+        samples=samples,
+        keys=keys,
+        log_probs=log_probs[possible],
+        logits=logits[contexts][:, None],
+    )
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise InputError(f"logits must be of shape [rows, V] with V ≥ 1, not {list(logits.shape)}")
+    if not logits.is_floating_point():
+        raise InputError(f"logits must be floating-point numbers, not {logits.dtype}")
+    # The largest logit of a row is finite exactly if none is NaN or +inf and not all are −inf.
+    bad = ~logits.amax(1).isfinite()
+    if bool(bad.any()):
+        raise InputError(f"the logits of row {int(bad.nonzero()[0])} contain NaN or +inf, or are all −inf")
+
+
+def _checked(rewards: Tensor, count: int) -> Float[Tensor, " source"]:
+    rewards = torch.as_tensor(rewards)
+    if rewards.shape != (count,):
+        raise RewardError(f"the reward of {count} actions must be of shape [{count}], not {list(rewards.shape)}")
+    rewards = rewards.detach().double()
+    if not bool(rewards.isfinite().all()):
+        raise RewardError(f"the reward of action number {int((~rewards.isfinite()).nonzero()[0])} is NaN or infinite")
+    return rewards

@@ -1,0 +1,205 @@
+"""Counter-based noise: a number depends only on what it is for, never on what was drawn before.
+
+Every draw is a hash of (seed, example, stream, step, position). The same example therefore sees the same noise
+in a batch of 8 or of 64, in any order, on any worker and in a resumed run; and a branch that is given its
+parent's key sees its parent's noise (common random numbers).
+
+The hash is SplitMix64 (Steele, Lea, Flood 2014). A row's key absorbs its labels one by one; position i of a step
+then reads the SplitMix64 stream that starts at the hash of (key, step). On the CPU the loops are compiled;
+elsewhere the same integers come from PyTorch operations.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from corollout.errors import InputError
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_TWO_POW_MINUS_53 = 2.0**-53
+# The largest number below 1 of each type: log1p(-u) stays finite.
+_BELOW_ONE = {torch.float32: 1 - 2.0**-24, torch.float64: 1 - 2.0**-53}
+
+# What a key is for; the first label after the example, so that no two uses ever share numbers.
+MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER = range(6)
+# Stands in the place of the example for draws that a whole batch shares.
+SHARED = -1
+
+Keys = Int64[Tensor, " row"]
+Steps = Int64[Tensor, " row"]
+
+
+class Noise:
+    """A seed from which the keys of rows are derived.
+
+    ``noise.fold(epoch)`` is an independent noise; ``noise.keys(example, MAIN, sample)`` has one key for each row.
+    """
+
+    def __init__(self, seed: int):
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"the seed must be a whole number, not {seed!r}")
+        self._key = int(_mix_int(seed + _GAMMA))
+
+    def fold(self, *labels: int) -> "Noise":
+        """The noise of a part of the work (an epoch, a probe), independent of every other part's."""
+        child = Noise.__new__(Noise)
+        key = self._key
+        for label in labels:
+            key = _mix_int(key ^ _mix_int(label + _GAMMA))
+        # One more round, with a constant that no key uses: a child never meets its parent's keys.
+        child._key = _mix_int(key + _MIX_1)
+        return child
+
+    def keys(self, example: Int64[Tensor, " row"], *labels: Int64[Tensor, " row"] | int) -> Keys:
+        """One key for each row from the example's id and any further labels (numbers or one number a row)."""
+        key = torch.full_like(example, _signed(self._key))
+        for label in (example, *labels):
+            if isinstance(label, int):
+                key = _mix(key ^ _signed(_mix_int(label + _GAMMA)))
+            else:
+                key = _mix(key ^ _mix(label + _signed(_GAMMA)))
+        return key
+
+
+def bits(keys: Keys, steps: Steps, width: int) -> Int64[Tensor, "row width"]:
+    """53 random bits for each position of each row's step."""
+    if keys.device.type == "cpu":
+        return torch.from_numpy(_bits_compiled(_unsigned(keys), _unsigned(steps), width).view(np.int64))
+    return _bits_torch(keys, steps, width)
+
+
+def uniform(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
+    """Uniform numbers strictly between 0 and 1, with full relative precision near 0."""
+    # Adding the half after the conversion keeps small numbers exact; only those next to 1 can round up to it.
+    u = bits(keys, steps, width).to(dtype).add_(0.5).mul_(_TWO_POW_MINUS_53)
+    return u.clamp_(max=_BELOW_ONE[dtype])
+
+
+def exponential(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
+    """Exp(1) numbers, finite and above 0. The small ones, which decide a race, are the precise ones."""
+    return uniform(keys, steps, width, dtype).neg_().log1p_().neg_()
+
+
+def dirichlet(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
+    """π ~ Dirichlet(1, …, 1): exponential numbers over their sum."""
+    e = exponential(keys, steps, width, dtype)
+    return e.div_(e.sum(1, keepdim=True))
+
+
+def race(logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps) -> Int64[Tensor, " row"]:
+    """A draw from softmax(logits): argmin_i e_i exp(−φ_i) = argmin_i (ln π_i − φ_i), with e from ``exponential``.
+
+    The compiled loop takes the logarithm of few numbers only: e ≥ u, so a position whose u exp(−φ) is already
+    behind the leader cannot win.
+    """
+    if logits.device.type == "cpu":
+        # exp(max − φ): at worst infinite, where the probability is zero in the same precision.
+        weights = (logits.amax(1, keepdim=True) - logits).exp_()
+        return torch.from_numpy(_race_compiled(weights.numpy(), _unsigned(keys), _unsigned(steps)))
+    return _race_torch(logits, keys, steps)
+
+
+def subsets(keys: Keys, steps: Steps, population: int, size: int) -> Int64[Tensor, "row size"]:
+    """For each row, ``size`` different numbers below ``population``, every subset being equally likely."""
+    if not 0 <= size <= population:
+        raise InputError(f"cannot draw {size} different numbers out of {population}")
+    if size > 64:
+        return bits(keys, steps, population).argsort(1)[:, :size]
+    # Floyd's algorithm: `size` draws, however large the population.
+    u = uniform(keys, steps, max(size, 1), torch.float64)
+    chosen = torch.full((len(keys), size), -1, dtype=torch.int64, device=keys.device)
+    for i in range(size):
+        top = population - size + i
+        draw = (u[:, i] * (top + 1)).long().clamp_(max=top)
+        taken = (chosen[:, :i] == draw[:, None]).any(1)
+        chosen[:, i] = torch.where(taken, top, draw)
+    return chosen
+
+
+# --- integers: Python, PyTorch and compiled forms of the same hash -------------------------------------------------
+
+
+def _mix_int(x: int) -> int:
+    x &= 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * _MIX_1) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * _MIX_2) & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    """The 64-bit pattern of x as PyTorch's int64 holds it."""
+    return x - 2**64 if x >= 2**63 else x
+
+
+def _unsigned(x: Int64[Tensor, " row"]) -> np.ndarray:
+    return x.numpy().view(np.uint64)
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """Logical shift to the right: PyTorch's own drags the sign along."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
+    return x ^ _shift(x, 31)
+
+
+def _bits_torch(keys: Tensor, steps: Tensor, width: int) -> Tensor:
+    origin = _mix(keys + (steps + 1) * _signed(_MIX_2))
+    counter = torch.arange(1, width + 1, device=keys.device) * _signed(_GAMMA)
+    return _shift(_mix(origin[:, None] + counter), 11)
+
+
+def _race_torch(logits: Tensor, keys: Tensor, steps: Tensor) -> Tensor:
+    dtype = logits.dtype if logits.dtype in _BELOW_ONE else torch.float32
+    return (exponential(keys, steps, logits.shape[1], dtype).log_() - logits).argmin(1)
+
+
+_U = np.uint64
+
+
+@no_type_check
+@numba.njit(cache=True, inline="always")
+def _mix_compiled(x):
+    x = (x ^ (x >> _U(30))) * _U(_MIX_1)
+    x = (x ^ (x >> _U(27))) * _U(_MIX_2)
+    return x ^ (x >> _U(31))
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _bits_compiled(keys, steps, width):
+    out = np.empty((len(keys), width), np.uint64)
+    for r in range(len(keys)):
+        x = _mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
+        for i in range(width):
+            x += _U(_GAMMA)
+            out[r, i] = _mix_compiled(x) >> _U(11)
+    return out
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _race_compiled(weights, keys, steps):
+    rows, width = weights.shape
+    winners = np.zeros(rows, np.int64)
+    for r in range(rows):
+        x = _mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
+        best = np.inf
+        for i in range(width):
+            x += _U(_GAMMA)
+            u = (np.float64(_mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53
+            if u * weights[r, i] < best:
+                arrival = -np.log1p(-min(u, 1 - 2.0**-53)) * weights[r, i]
+                if arrival < best:
+                    best = arrival
+                    winners[r] = i
+    return winners

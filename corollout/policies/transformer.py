@@ -1,0 +1,119 @@
+"""A small causal transformer with a key-value cache."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from corollout.errors import InputError
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of every place read so far, rows first, and which of the places are real."""
+
+    keys: list[Float[Tensor, "row head place width"]]
+    values: list[Float[Tensor, "row head place width"]]
+    real: Bool[Tensor, "row place"]
+    length: Int64[Tensor, " row"]  # real places, that is the position of the next token
+
+
+class TransformerPolicy(nn.Module):
+    """A decoder-only transformer (pre-norm, learned positions): the context's tokens come first, then the sequence.
+
+    A context is ``Int64[row, place]``, −1 being padding at the end; its tokens have an embedding of their own.
+    """
+
+    def __init__(
+        self,
+        context_vocab: int,
+        vocab: int,
+        max_positions: int,
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 2,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if width % heads:
+            raise InputError(f"the width {width} must be a multiple of the number of heads {heads}")
+        self.context_embedding = nn.Embedding(context_vocab, width)
+        self.embedding = nn.Embedding(vocab, width)
+        self.positions = nn.Embedding(max_positions, width)
+        self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocab)
+
+    def _blocks(self) -> "list[_Block]":
+        return cast("list[_Block]", list(self.blocks))
+
+    def encode(self, context: Int64[Tensor, "row place"]) -> Cache:
+        rows = len(context)
+        empty = [block.no_places(rows) for block in self._blocks()]
+        nothing = torch.zeros(rows, 0, dtype=torch.bool, device=context.device)
+        lengths = torch.zeros(rows, dtype=torch.int64, device=context.device)
+        cache = Cache([k for k, _ in empty], [v for _, v in empty], nothing, lengths)
+        return self._read(cache, self.context_embedding(context.clamp(min=0)), context >= 0)[1]
+
+    def start(self, memory: Cache) -> Cache:
+        return memory
+
+    def step(self, state: Cache, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row vocab"], Cache]:
+        y, cache = self._read(state, self.embedding(tokens[:, None]))
+        return self.output(y[:, 0]), cache
+
+    def score(self, memory: Cache, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
+        return self.output(self._read(memory, self.embedding(tokens))[0])
+
+    def _read(
+        self, cache: Cache, x: Float[Tensor, "row new width"], real: Bool[Tensor, "row new"] | None = None
+    ) -> tuple[Float[Tensor, "row new width"], Cache]:
+        """Read new places behind those in the cache."""
+        rows, new, _ = x.shape
+        if real is None:
+            real = torch.ones(rows, new, dtype=torch.bool, device=x.device)
+        position = cache.length[:, None] + real.long().cumsum(1) - 1
+        if position.numel() and int(position.max()) >= self.positions.num_embeddings:
+            raise InputError(
+                f"context and sequence have {int(position.max()) + 1} tokens together, but the transformer was "
+                f"made for max_positions={self.positions.num_embeddings}"
+            )
+        x = x + self.positions(position.clamp(min=0))
+        every = torch.cat([cache.real, real], 1)
+        old = cache.real.shape[1]
+        place = torch.arange(old + new, device=x.device)
+        visible = (every[:, None] & (place <= place[old:, None])) | (place == place[old:, None])
+        keys, values = [], []
+        for block, k, v in zip(self._blocks(), cache.keys, cache.values, strict=True):
+            x, k, v = block(x, k, v, visible[:, None])
+            keys.append(k)
+            values.append(v)
+        return self.norm(x), Cache(keys, values, every, cache.length + real.sum(1))
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def no_places(self, rows: int) -> tuple[Tensor, Tensor]:
+        width = self.merge.in_features // self.heads
+        empty = self.merge.weight.new_zeros(rows, self.heads, 0, width)
+        return empty, empty
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, visible: Bool[Tensor, "row 1 new place"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.project(self.norm_1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        attended = scaled_dot_product_attention(q, keys, values, attn_mask=visible)
+        x = x + self.dropout(self.merge(attended.transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.feed(self.norm_2(x))), keys, values

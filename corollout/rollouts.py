@@ -1,0 +1,378 @@
+"""The rollout engine: main trajectories, then all branches of all steps together. It knows tokens, not text.
+
+No prefix is ever computed twice: a branch starts from its parent's state at its step, and all branches advance
+together in time, so that at step t one call of the policy serves the branches that are under way and those that
+start there. A row that has ended is dropped at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from corollout.errors import InputError, PolicyError
+from corollout.noise import BRANCH, COPY, MAIN, Noise, race
+from corollout.policies.protocol import Policy, concat, evaluation_mode, select
+from corollout.types import Branches, Sampler, Sequences, Trajectories
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The states of main trajectories: at each step, which rows were under way and their state after its logits."""
+
+    rows: list[Int64[Tensor, " row"]]  # ascending
+    states: list[Any]
+
+
+@dataclass(frozen=True)
+class Mains:
+    """Main trajectories with what is needed to branch off them."""
+
+    trajectories: Trajectories
+    prefixes: list[Prefixes]  # one for each chunk of rows
+    tokens: int  # generated
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Completed branches: whole sequences, prefix included."""
+
+    sequences: Sequences
+    tokens: int  # generated, prefixes not counted
+
+
+class Engine:
+    """Samples sequences from a policy.
+
+    ``bos`` is fed first; a sequence ends with ``eos`` or after ``max_length`` tokens. At most ``max_rows`` rows are
+    computed at once: a bound on memory that changes no result. With ``share_noise`` a branch is completed with the
+    noise that its parent had at the same steps (common random numbers), otherwise with noise of its own; both are
+    unbiased.
+    """
+
+    def __init__(
+        self, policy: Policy, *, bos: int, eos: int, max_length: int, max_rows: int = 4096, share_noise: bool = True
+    ):
+        for name, value, least in (
+            ("bos", bos, 0),
+            ("eos", eos, 0),
+            ("max_length", max_length, 1),
+            ("max_rows", max_rows, 1),
+        ):
+            if value < least:
+                raise InputError(f"the engine needs {name} ≥ {least}, not {value}")
+        self.policy = policy
+        self.bos, self.eos = bos, eos
+        self.max_length, self.max_rows = max_length, max_rows
+        self.share_noise = share_noise
+
+    @torch.no_grad()
+    def sample(self, memory: Any, examples: Int64[Tensor, " context"], sampler: Sampler, noise: Noise) -> Mains:
+        """Main trajectories, ``sampler.count`` for each context (a beam may find fewer), ordered by context."""
+        with evaluation_mode(self.policy):
+            if sampler.mode == "beam":
+                return self._beams(memory, examples, sampler.count, noise)
+            contexts = torch.arange(len(examples), device=examples.device).repeat_interleave(sampler.count)
+            samples = torch.arange(sampler.count, device=examples.device).repeat(len(examples))
+            keys = noise.keys(examples[contexts], MAIN, samples)
+            greedy = torch.full_like(contexts, sampler.mode == "greedy", dtype=torch.bool)
+            out = _Sheet(len(contexts), self.max_length, self.eos, examples.device)
+            prefixes, logits, tokens = [], [], 0
+            for rows in self._chunks(len(contexts), examples.device):
+                prefix, chunk_logits = self._run_mains(memory, contexts, examples, rows, keys, greedy, out)
+                prefixes.append(prefix)
+                logits.append(chunk_logits)
+                tokens += sum(len(alive) for alive in prefix.rows)
+            sequences = out.sequences()
+            stacked = _stack_logits(logits, prefixes, sequences)
+            trajectories = Trajectories(
+                **vars(sequences),
+                contexts=contexts,
+                examples=examples[contexts],
+                samples=samples,
+                keys=keys,
+                log_probs=_log_probs(stacked, sequences),
+                logits=stacked,
+            )
+            return Mains(trajectories, prefixes, tokens)
+
+    @torch.no_grad()
+    def complete(self, mains: Mains, branches: Branches, noise: Noise) -> Completions:
+        """The branches' whole sequences."""
+        parents = mains.trajectories
+        self._check(parents, branches)
+        out = _Sheet(len(branches), self.max_length, self.eos, branches.parent.device)
+        before = torch.arange(self.max_length, device=branches.parent.device) < branches.step[:, None]
+        width = parents.tokens.shape[1]
+        out.tokens[:, :width] = torch.where(before[:, :width], parents.tokens[branches.parent], out.tokens[:, :width])
+        keys = self._branch_keys(parents, branches, noise)
+        # In the order of their steps, the rows of a chunk are under way at the same time.
+        order = branches.step.argsort(stable=True)
+        tokens = 0
+        with evaluation_mode(self.policy):
+            for chunk in self._chunks(len(branches), order.device):
+                tokens += self._run_branches(mains, branches, order[chunk], keys, out)
+        return Completions(out.sequences(), tokens)
+
+    def score_inputs(self, sequences: Sequences) -> Int64[Tensor, "row step"]:
+        """What ``policy.score`` reads to give the logits of every token of the sequences."""
+        start = torch.full_like(sequences.tokens[:, :1], self.bos)
+        return torch.cat([start, sequences.tokens[:, :-1]], 1)
+
+    # --- main trajectories ---------------------------------------------------------------------------------------
+
+    def _run_mains(
+        self,
+        memory: Any,
+        contexts: Int64[Tensor, " row"],
+        examples: Int64[Tensor, " context"],
+        rows: Int64[Tensor, " chunk"],
+        keys: Int64[Tensor, " row"],
+        greedy: Bool[Tensor, " row"],
+        out: "_Sheet",
+    ) -> tuple[Prefixes, list[Tensor]]:
+        state = self.policy.start(select(memory, contexts[rows]))
+        tokens = torch.full_like(rows, self.bos)
+        prefix, logits = Prefixes([], []), []
+        for t in range(self.max_length):
+            logits_t, state = self._step(state, tokens, examples[contexts[rows]], t)
+            prefix.rows.append(rows)
+            prefix.states.append(state)
+            logits.append(logits_t)
+            tokens = _choose(logits_t, keys[rows], t, greedy[rows])
+            going = out.write(rows, t, tokens)
+            if len(going) == 0:
+                break
+            if len(going) < len(rows):
+                rows, tokens, state = rows[going], tokens[going], select(state, going)
+        return prefix, logits
+
+    # --- branches ------------------------------------------------------------------------------------------------
+
+    def _run_branches(
+        self,
+        mains: Mains,
+        branches: Branches,
+        chunk: Int64[Tensor, " chunk"],
+        keys: Int64[Tensor, " branch"],
+        out: "_Sheet",
+    ) -> int:
+        """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated."""
+        generated = 0
+        rows, state = chunk[:0], None
+        # The chunk's branches of step t are chunk[starts[t] : starts[t + 1]].
+        starts = torch.searchsorted(
+            branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
+        ).tolist()
+        for t in range(int(branches.step[chunk[0]]), self.max_length):
+            fresh = chunk[starts[t] : starts[t + 1]]
+            fresh = fresh[out.write(fresh, t, branches.token[fresh])]
+            parts = [] if state is None else [state]
+            if len(fresh):
+                fresh, fresh_states = _spawn(mains.prefixes, t, fresh, branches.parent)
+                parts += fresh_states
+                rows = torch.cat([rows, fresh])
+            if len(rows) == 0:
+                if starts[t + 1] == len(chunk):
+                    break
+                continue
+            examples = mains.trajectories.examples[branches.parent[rows]]
+            logits, state = self._step(concat(parts), out.tokens[rows, t], examples, t + 1)
+            generated += len(rows)
+            going = out.write(rows, t + 1, _choose(logits, keys[rows], t + 1, branches.greedy[rows]))
+            if len(going) < len(rows):
+                rows, state = rows[going], select(state, going) if len(going) else None
+        return generated
+
+    def _branch_keys(self, parents: Trajectories, branches: Branches, noise: Noise) -> Int64[Tensor, " branch"]:
+        examples, samples = parents.examples[branches.parent], parents.samples[branches.parent]
+        if not self.share_noise:
+            return noise.keys(examples, BRANCH, samples, branches.step, branches.token, branches.copy)
+        copies = noise.keys(examples, COPY, samples, branches.copy)
+        return torch.where(branches.copy == 0, parents.keys[branches.parent], copies)
+
+    def _check(self, parents: Trajectories, branches: Branches) -> None:
+        if not len(branches):
+            return
+        if not bool(((branches.step >= 0) & (branches.step < parents.lengths[branches.parent])).all()):
+            raise InputError("a branch starts at a step which its main trajectory does not have")
+        if int(branches.token.min()) < 0:
+            raise InputError(f"a branch starts with token {int(branches.token.min())}: tokens are counted from 0")
+
+    # --- beams ---------------------------------------------------------------------------------------------------
+
+    def _beams(self, memory: Any, examples: Int64[Tensor, " context"], size: int, noise: Noise) -> Mains:
+        contexts = torch.arange(len(examples), device=examples.device)
+        found = [
+            self._beam(select(memory, chunk), chunk, examples[chunk], size)
+            for chunk in contexts.split(max(1, self.max_rows // size))
+        ]
+        context, sample, tokens, lengths, finished, log_probs = (
+            torch.cat([part[i] for part, _ in found]) for i in range(6)
+        )
+        trajectories = Trajectories(
+            tokens=tokens[:, : max(int(lengths.max()), 1) if len(lengths) else 1],
+            lengths=lengths,
+            finished=finished,
+            contexts=context,
+            examples=examples[context],
+            samples=sample,
+            keys=noise.keys(examples[context], MAIN, sample),
+            log_probs=log_probs,
+            logits=log_probs.new_zeros(len(tokens), max(int(lengths.max()), 1) if len(lengths) else 1, 0),
+        )
+        return Mains(trajectories, [], sum(generated for _, generated in found))
+
+    def _beam(
+        self, memory: Any, contexts: Int64[Tensor, " context"], examples: Int64[Tensor, " context"], size: int
+    ) -> tuple[tuple[Tensor, ...], int]:
+        """The ``size`` most probable sequences that beam search finds for each context, best first."""
+        count, device = len(contexts), contexts.device
+        state = self.policy.start(memory)
+        owner = torch.arange(count, device=device)  # the context of each row under way, ascending
+        slot = torch.zeros_like(owner)  # its number among its context's
+        log_prob: Tensor | None = None  # known with the first logits' type
+        prefix = torch.full((count, self.max_length), self.eos, device=device)
+        tokens = torch.full_like(owner, self.bos)
+        table = torch.full((count, size, self.max_length), self.eos, device=device)
+        length = torch.zeros(count, size, dtype=torch.int64, device=device)
+        ended = torch.zeros(count, size, dtype=torch.bool, device=device)
+        score = torch.full((count, size), -torch.inf, device=device)  # of what is complete; −inf: nothing there
+        generated = 0
+        for t in range(self.max_length):
+            if len(owner) == 0:
+                break
+            logits, state = self._step(state, tokens, examples[owner], t)
+            generated += len(owner)
+            log_prob = logits.new_zeros(len(owner)) if log_prob is None else log_prob
+            score = score.to(logits.dtype)
+            width = min(size, logits.shape[1])
+            value, choice = (logits.log_softmax(1) + log_prob[:, None]).topk(width, 1)
+            candidates = value.new_full((count, size, width), -torch.inf)
+            candidates[owner, slot] = value
+            row_of = torch.zeros(count, size, dtype=torch.int64, device=device)
+            row_of[owner, slot] = torch.arange(len(owner), device=device)
+            best, place = torch.cat([score, candidates.flatten(1)], 1).topk(size, 1)
+            old = place < size
+            origin = place.clamp(max=size - 1)
+            extended = (place - size).clamp(min=0)
+            row = row_of.gather(1, extended // width)
+            token = choice[row, extended % width]
+            ends = (token == self.eos) if t + 1 < self.max_length else torch.ones_like(token, dtype=torch.bool)
+            there = best > -torch.inf
+            complete = there & (old | ends)
+            # What is complete is kept in place; a sequence completed now is its row's prefix and the last token.
+            grown = prefix[row]
+            grown[:, :, t] = token
+            gathered = table.gather(1, origin[:, :, None].expand_as(table))
+            table = torch.where((old | ~there)[:, :, None], gathered, grown)
+            length = torch.where(old, length.gather(1, origin), t + 1)
+            ended = torch.where(old, ended.gather(1, origin), token == self.eos)
+            score = torch.where(complete, best, -torch.inf)
+            owner, slot = (there & ~complete).nonzero(as_tuple=True)
+            prefix, tokens, log_prob = table[owner, slot], token[owner, slot], best[owner, slot]
+            state = select(state, row[owner, slot])
+        owner, slot = (score > -torch.inf).nonzero(as_tuple=True)
+        ranked = score.sort(dim=1, descending=True, stable=True).indices.argsort(1)
+        picked = (owner * size + ranked[owner, slot]).argsort()
+        owner, slot = owner[picked], slot[picked]
+        rows = (contexts[owner], ranked[owner, slot], table[owner, slot], length[owner, slot], ended[owner, slot])
+        return (*rows, score[owner, slot]), generated
+
+    # --- common --------------------------------------------------------------------------------------------------
+
+    def _chunks(self, rows: int, device: torch.device) -> Iterator[Int64[Tensor, " chunk"]]:
+        yield from torch.arange(rows, device=device).split(self.max_rows) if rows else ()
+
+    def _step(
+        self, state: Any, tokens: Int64[Tensor, " row"], examples: Int64[Tensor, " row"], t: int
+    ) -> tuple[Float[Tensor, "row vocab"], Any]:
+        logits, state = self.policy.step(state, tokens)
+        if logits.ndim != 2 or len(logits) != len(tokens):
+            raise PolicyError(
+                f"policy.step returned logits of shape {list(logits.shape)} for {len(tokens)} rows; "
+                f"it must return [rows, V]"
+            )
+        # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
+        bad = ~logits.amax(1).isfinite()
+        if bool(bad.any()):
+            raise PolicyError(
+                f"policy.step returned NaN or +inf, or masked every token, "
+                f"for example {int(examples[bad][0])} at step {t}"
+            )
+        return logits, state
+
+
+class _Sheet:
+    """Sequences being written."""
+
+    def __init__(self, rows: int, max_length: int, eos: int, device: torch.device):
+        self.eos = eos
+        self.tokens = torch.full((rows, max_length), eos, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def write(self, rows: Int64[Tensor, " row"], t: int, tokens: Int64[Tensor, " row"]) -> Int64[Tensor, " going"]:
+        """Write token t of some rows; return the positions, among those, of the rows that go on."""
+        self.tokens[rows, t] = tokens
+        self.lengths[rows] = t + 1
+        ends = tokens == self.eos
+        self.finished[rows] = ends
+        if t + 1 == self.tokens.shape[1]:
+            return rows[:0]
+        return (~ends).nonzero().squeeze(1)
+
+    def sequences(self) -> Sequences:
+        width = max(int(self.lengths.max()), 1) if len(self.lengths) else 1
+        return Sequences(self.tokens[:, :width], self.lengths, self.finished)
+
+
+def _choose(
+    logits: Float[Tensor, "row vocab"], keys: Int64[Tensor, " row"], t: int, greedy: Bool[Tensor, " row"]
+) -> Int64[Tensor, " row"]:
+    if bool(greedy.all()):
+        return logits.argmax(1)
+    drawn = race(logits, keys, torch.full_like(keys, t))
+    return torch.where(greedy, logits.argmax(1), drawn) if bool(greedy.any()) else drawn
+
+
+def _spawn(
+    prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: Int64[Tensor, " branch"]
+) -> tuple[Int64[Tensor, " fresh"], list[Any]]:
+    """The states from which branches start at step t, chunk by chunk, and the branches in the same order."""
+    ordered, states = [], []
+    for prefix in prefixes:
+        if t >= len(prefix.rows):
+            continue
+        rows = prefix.rows[t]
+        place = torch.searchsorted(rows, parent[fresh]).clamp_(max=len(rows) - 1)
+        here = rows[place] == parent[fresh]
+        if bool(here.any()):
+            ordered.append(fresh[here])
+            states.append(select(prefix.states[t], place[here]))
+    return torch.cat(ordered), states
+
+
+def _stack_logits(
+    logits: list[list[Tensor]], prefixes: list[Prefixes], sequences: Sequences
+) -> Float[Tensor, "row step vocab"]:
+    """The logits of all rows and steps in one tensor."""
+    rows, steps = sequences.tokens.shape
+    if not logits:
+        return torch.zeros(rows, steps, 0, device=sequences.tokens.device)
+    stacked = logits[0][0].new_zeros(rows, steps, logits[0][0].shape[1])
+    for chunk, prefix in zip(logits, prefixes, strict=True):
+        for t, (logits_t, alive) in enumerate(zip(chunk, prefix.rows, strict=True)):
+            stacked[alive, t] = logits_t
+    return stacked
+
+
+def _log_probs(logits: Float[Tensor, "row step vocab"], sequences: Sequences) -> Float[Tensor, " row"]:
+    if logits.shape[2] == 0:
+        return logits.new_zeros(len(logits))
+    chosen = logits.gather(2, sequences.tokens[:, :, None]).squeeze(2) - logits.logsumexp(2)
+    place = torch.arange(chosen.shape[1], device=chosen.device)
+    return torch.where(place < sequences.lengths[:, None], chosen, 0.0).sum(1)

@@ -1,0 +1,21 @@
+"""Gradient estimates from start to end, training loops, and their diagnostics."""
+
+from corollout.training.diagnostics import Probe, RunningVariance, flat_gradient, probe_variance
+from corollout.training.estimate import Estimate, estimate
+from corollout.training.evaluation import evaluate, greedy_rewards
+from corollout.training.loop import Metrics, Trainer
+from corollout.training.mle import pretrain
+
+__all__ = [
+    "Estimate",
+    "Metrics",
+    "Probe",
+    "RunningVariance",
+    "Trainer",
+    "estimate",
+    "evaluate",
+    "flat_gradient",
+    "greedy_rewards",
+    "pretrain",
+    "probe_variance",
+]

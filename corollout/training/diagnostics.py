@@ -1,0 +1,130 @@
+"""The variance of the gradient that is really used, in two forms: along training, and at fixed parameters."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from corollout.data import Batch
+from corollout.errors import InputError
+from corollout.estimators import Estimator
+from corollout.noise import Noise
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
+from corollout.training.estimate import estimate
+from corollout.types import Cost
+
+
+class RunningVariance:
+    """Exponential averages of the gradient and of its square, as the paper plots them:
+
+        m ← β m + (1 − β) g,   s ← β s + (1 − β) g²,   variance = Σ_parameters (s − m²),
+
+    m and s being corrected by 1 / (1 − β^t).
+
+    It mixes noise with the drift of the mean gradient, so compare it only at equal decay; ``probe_variance`` does not.
+    """
+
+    def __init__(self, decay: float = 0.9):
+        if not 0 <= decay < 1:
+            raise InputError(f"the decay of the running variance must be in [0, 1), not {decay}")
+        self.decay = decay
+        self.count = 0
+        self.mean: Tensor | None = None
+        self.square: Tensor | None = None
+
+    def add(self, gradient: Float[Tensor, " parameter"]) -> float:
+        """Take in one gradient; return the variance so far (0 after the first)."""
+        if self.mean is None or self.square is None:
+            self.mean, self.square = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        self.mean.lerp_(gradient, 1 - self.decay)
+        self.square.lerp_(gradient**2, 1 - self.decay)
+        self.count += 1
+        correction = 1 - self.decay**self.count
+        return float((self.square / correction - (self.mean / correction) ** 2).sum().clamp(min=0))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Independent gradient estimates at fixed parameters, summed up.
+
+    ``variance`` is the trace of their covariance (the sum over parameters of the unbiased sample variance), with its
+    standard error; costs and seconds are for one estimate.
+    """
+
+    estimates: int
+    variance: float
+    variance_error: float
+    squared_norm: float  # of the mean gradient, with the noise of the mean taken out: may be slightly negative
+    mean_reward: float
+    rollouts_per_step: float
+    tokens: float
+    reward_calls: float
+    seconds: float
+
+
+def flat_gradient(parameters: Iterable[nn.Parameter]) -> Float[Tensor, " parameter"]:
+    """The gradients of all parameters as one vector; a parameter without gradient counts with zeros."""
+    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def probe_variance(
+    engine: Engine,
+    batch: Batch,
+    reward: Reward,
+    estimator: Estimator,
+    count: int,
+    noise: Noise,
+    on_estimate: Callable[[], None] | None = None,
+) -> Probe:
+    """Draw ``count`` independent gradient estimates for the same batch at the same parameters.
+
+    The parameters' own gradients are left as they were. ``on_estimate`` is called after each estimate.
+    """
+    if count < 2:
+        raise InputError(f"a variance needs at least 2 estimates, not {count}")
+    policy = engine.policy
+    if not isinstance(policy, nn.Module):
+        raise InputError("the variance of a gradient needs a policy with parameters: an nn.Module")
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    kept = [p.grad for p in parameters]
+    mean = squares = torch.zeros(())
+    distances: list[float] = []  # squared distance to the running mean: for the error of the variance
+    cost, total_reward, start = Cost(), 0.0, time.perf_counter()
+    try:
+        for i in range(count):
+            for p in parameters:
+                p.grad = None
+            sample = estimate(engine, batch, reward, estimator, noise.fold(i))
+            sample.backward()
+            g = flat_gradient(parameters).double()
+            # Welford's algorithm: no difference of large numbers.
+            delta = g - mean
+            mean = mean + delta / (i + 1)
+            squares = squares + delta * (g - mean)
+            distances.append(float((delta * (g - mean)).sum()))
+            cost, total_reward = cost + sample.cost, total_reward + sample.mean_reward
+            if on_estimate is not None:
+                on_estimate()
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
+    seconds = (time.perf_counter() - start) / count
+    variance = float(squares.sum()) / (count - 1)
+    spread = torch.tensor(distances[1:]).std().item() if count > 2 else math.nan
+    return Probe(
+        estimates=count,
+        variance=variance,
+        variance_error=spread / math.sqrt(count - 1),
+        squared_norm=float((mean**2).sum()) - variance / count,
+        mean_reward=total_reward / count,
+        rollouts_per_step=cost.rollouts / max(cost.main_tokens, 1),
+        tokens=cost.tokens / count,
+        reward_calls=cost.reward_calls / count,
+        seconds=seconds,
+    )

@@ -1,0 +1,113 @@
+"""A policy small enough to enumerate: a table of logits, one row for each prefix. Its exact gradient is known."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from corollout.estimators import Estimator
+from corollout.noise import Noise
+from corollout.policies import score_by_steps
+from corollout.rollouts import Engine
+from corollout.types import Trajectories
+
+
+class TablePolicy(nn.Module):
+    """Logits are looked up by the whole prefix, so later ones depend on every earlier token.
+
+    A state is the prefix's number: the empty prefix is 0, and prefix p followed by token a is 1 + p·V + a. Feeding the
+    start token, whose id is V, leaves the empty prefix.
+    """
+
+    def __init__(self, vocab: int, length: int, scale: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        self.vocab, self.length = vocab, length
+        generator = torch.Generator().manual_seed(seed)
+        prefixes = sum(vocab**t for t in range(length))
+        self.table = nn.Parameter(scale * torch.randn(prefixes, vocab, generator=generator, dtype=dtype))
+
+    def encode(self, context: Tensor) -> Tensor:
+        return torch.zeros_like(context)
+
+    def start(self, memory: Tensor) -> Tensor:
+        return memory
+
+    def step(self, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.where(tokens == self.vocab, state, 1 + state * self.vocab + tokens)
+        return self.table[state], state
+
+    def score(self, memory: Tensor, tokens: Tensor) -> Tensor:
+        return score_by_steps(self, memory, tokens)
+
+    def prefix_numbers(self, tokens: Tensor) -> Tensor:
+        """The number of the prefix before each token."""
+        numbers = [torch.zeros_like(tokens[:, 0])]
+        for t in range(tokens.shape[1] - 1):
+            numbers.append(1 + numbers[-1] * self.vocab + tokens[:, t])
+        return torch.stack(numbers, 1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A table policy, the end token 0, and a random reward for every sequence."""
+
+    policy: TablePolicy
+    rewards: dict[tuple[int, ...], float]
+
+    @classmethod
+    def make(cls, vocab: int, length: int, scale: float = 1.0, seed: int = 0, masked: bool = False) -> "Problem":
+        policy = TablePolicy(vocab, length, scale, seed)
+        if masked:
+            with torch.no_grad():
+                policy.table[:, -1] = -torch.inf
+        generator = torch.Generator().manual_seed(seed + 1)
+        sequences = _sequences(vocab, length)
+        values = 2 * torch.randn(len(sequences), generator=generator, dtype=torch.float64) + 0.5
+        return cls(policy, dict(zip(sequences, values.tolist(), strict=True)))
+
+    def engine(self, **options) -> Engine:
+        return Engine(self.policy, bos=self.policy.vocab, eos=0, max_length=self.policy.length, **options)
+
+    def reward_of(self, sequences) -> Tensor:
+        rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+        return torch.tensor([self.rewards[tuple(row[:n])] for row, n in rows], dtype=torch.float64)
+
+    def expected_reward(self) -> Tensor:
+        """Σ over all sequences of probability × reward, differentiable."""
+        total = torch.zeros((), dtype=torch.float64)
+        for sequence, reward in self.rewards.items():
+            tokens = torch.tensor([sequence])
+            log_p = self.policy.table[self.policy.prefix_numbers(tokens)[0]].log_softmax(1)
+            total = total + reward * log_p[torch.arange(len(sequence)), tokens[0]].sum().exp()
+        return total
+
+    def exact_gradient(self) -> Tensor:
+        (gradient,) = torch.autograd.grad(self.expected_reward(), self.policy.table)
+        return gradient.nan_to_num(0.0)
+
+    def estimates(self, estimator: Estimator, batch: int, seed: int, **options) -> tuple[Tensor, "Trajectories"]:
+        """One gradient with respect to the table for each of ``batch`` contexts: [context, prefix, V]."""
+        engine = self.engine(**options)
+        noise = Noise(seed)
+        examples = torch.arange(batch)
+        mains = engine.sample(torch.zeros(batch, dtype=torch.int64), examples, estimator.sampler, noise)
+        plan = estimator.plan(mains.trajectories, noise)
+        done = engine.complete(mains, plan.branches, noise)
+        rewards = torch.cat([self.reward_of(mains.trajectories), self.reward_of(done.sequences)])
+        trajectories = mains.trajectories
+        with torch.no_grad():
+            logits = self.policy.table[self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)]
+        g = plan.gradient(rewards, logits)
+        out = torch.zeros(batch, *self.policy.table.shape, dtype=g.dtype)
+        rows, steps = trajectories.mask.nonzero(as_tuple=True)
+        prefix = self.policy.prefix_numbers(trajectories.tokens)[rows, steps]
+        out.index_put_((trajectories.contexts[rows], prefix), g[rows, steps], accumulate=True)
+        return out, trajectories
+
+
+def _sequences(vocab: int, length: int) -> list[tuple[int, ...]]:
+    """All sequences that end with token 0 or at the maximal length."""
+    words = range(1, vocab)
+    ended = [(*s, 0) for n in range(length) for s in product(words, repeat=n)]
+    return ended + list(product(words, repeat=length))
