@@ -1,12 +1,12 @@
 """A policy small enough to enumerate: a table of logits, one row for each prefix. Its exact gradient is known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from corollout.estimators import Estimator
+from corollout.estimators import Estimator, GroupPlan
 from corollout.noise import Noise
 from corollout.policies import score_by_steps
 from corollout.rollouts import Engine
@@ -86,18 +86,27 @@ class Problem:
         (gradient,) = torch.autograd.grad(self.expected_reward(), self.policy.table)
         return gradient.nan_to_num(0.0)
 
-    def estimates(self, estimator: Estimator, batch: int, seed: int, **options) -> tuple[Tensor, "Trajectories"]:
-        """One gradient with respect to the table for each of ``batch`` contexts: [context, prefix, V]."""
+    def estimates(
+        self, estimator: Estimator, batch: int, seed: int, split: int = 0, **options
+    ) -> tuple[Tensor, "Trajectories"]:
+        """One gradient with respect to the table for each of ``batch`` contexts: [context, prefix, V].
+
+        With ``split``, an estimator that compares the sequences of a batch sees batches of that many contexts.
+        """
         engine = self.engine(**options)
         noise = Noise(seed)
         examples = torch.arange(batch)
         mains = engine.sample(torch.zeros(batch, dtype=torch.int64), examples, estimator.sampler, noise)
         plan = estimator.plan(mains.trajectories, noise)
+        if split and isinstance(plan, GroupPlan):
+            plan = replace(plan, group=mains.trajectories.contexts // split)
         done = engine.complete(mains, plan.branches, noise)
         rewards = torch.cat([self.reward_of(mains.trajectories), self.reward_of(done.sequences)])
         trajectories = mains.trajectories
         with torch.no_grad():
-            logits = self.policy.table[self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)]
+            logits = self.policy.table[
+                self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)
+            ]
         g = plan.gradient(rewards, logits)
         out = torch.zeros(batch, *self.policy.table.shape, dtype=g.dtype)
         rows, steps = trajectories.mask.nonzero(as_tuple=True)

@@ -6,7 +6,7 @@ For one token with logits φ, π ~ Dirichlet(1_V), z = argmin (ln π − φ) and
 
 is unbiased for every fixed choice of references. It is linear in the rewards, Σ_a r(a) C_a, with coefficients that
 are known beforehand and add up to zero, so g = Σ_{a≠z} (r(a) − r(z)) C_a: one completion for each different action
-is enough, and none if all pseudo-actions are z.
+is enough, and none for an action whose coefficients are zero.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class ARS:
             self._coefficients_of(trajectories, noise, rows[chunk], steps[chunk])
             for chunk in torch.arange(len(rows), device=rows.device).split(max(1, _CHUNK // vocab))
         ]
-        return Coefficients.join(parts, vocab)
+        return Coefficients.join(parts)
 
     def _coefficients_of(
         self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
@@ -129,7 +129,7 @@ class ARS:
         self, coefficients: "Coefficients", trajectories: Trajectories, noise: Noise
     ) -> tuple[Int64[Tensor, " kept"], Float[Tensor, " kept"]]:
         """The branches to roll out, and 1/s for each of them."""
-        sizes = coefficients.norms()
+        sizes = coefficients.norm
         every = torch.arange(len(sizes), device=sizes.device)
         if self.budget is None or len(sizes) == 0:
             return every, torch.ones_like(sizes)
@@ -158,10 +158,10 @@ class Coefficients:
     row: Int64[Tensor, " branch"]
     step: Int64[Tensor, " branch"]
     action: Int64[Tensor, " branch"]
+    norm: Float[Tensor, " branch"]  # ‖C_a‖
     branch: Int64[Tensor, " entry"]
     coordinate: Int64[Tensor, " entry"]
     value: Float[Tensor, " entry"]
-    vocab: int
 
     @classmethod
     def collect(
@@ -173,41 +173,40 @@ class Coefficients:
         value: Float[Tensor, " term"],
         vocab: int,
     ) -> "Coefficients":
-        """Add up the terms that belong to the same coordinate of the same branch."""
+        """Add up the terms of each coordinate of each branch; leave out the branches where nothing is left of them."""
         steps = int(step.max()) + 1 if len(step) else 1
         branch_code = (row * steps + step) * vocab + action
         entry_code, place = (branch_code * vocab + coordinate).unique(return_inverse=True)
         total = value.new_zeros(len(entry_code)).index_add_(0, place, value)
-        branch_code, branch = torch.div(entry_code, vocab, rounding_mode="floor").unique(return_inverse=True)
+        branch_code, branch = (entry_code // vocab).unique(return_inverse=True)
+        # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V.
+        zeros = total.new_zeros(len(branch_code))
+        squares = zeros.index_add(0, branch, total**2)
+        centred = squares - zeros.index_add(0, branch, total) ** 2 / vocab
+        some = centred > 32 * torch.finfo(total.dtype).eps * squares
+        used = some[branch]
         return cls(
-            row=branch_code // (steps * vocab),
-            step=branch_code // vocab % steps,
-            action=branch_code % vocab,
-            branch=branch,
-            coordinate=entry_code % vocab,
-            value=total,
-            vocab=vocab,
+            row=branch_code[some] // (steps * vocab),
+            step=branch_code[some] // vocab % steps,
+            action=branch_code[some] % vocab,
+            norm=centred[some].sqrt(),
+            branch=(some.cumsum(0) - 1)[branch[used]],
+            coordinate=entry_code[used] % vocab,
+            value=total[used],
         )
 
     @classmethod
-    def join(cls, parts: "list[Coefficients]", vocab: int) -> "Coefficients":
+    def join(cls, parts: "list[Coefficients]") -> "Coefficients":
         offsets = torch.tensor([0, *(len(part.row) for part in parts)]).cumsum(0).tolist()
         return cls(
             row=torch.cat([p.row for p in parts]),
             step=torch.cat([p.step for p in parts]),
             action=torch.cat([p.action for p in parts]),
+            norm=torch.cat([p.norm for p in parts]),
             branch=torch.cat([p.branch + offset for p, offset in zip(parts, offsets[:-1], strict=True)]),
             coordinate=torch.cat([p.coordinate for p in parts]),
             value=torch.cat([p.value for p in parts]),
-            vocab=vocab,
         )
-
-    def norms(self) -> Float[Tensor, " branch"]:
-        """‖C_a‖ of the centred coefficients: their squares add up to Σ S² − (Σ S)² / V."""
-        zeros = self.value.new_zeros(len(self.row))
-        squares = zeros.index_add(0, self.branch, self.value**2)
-        total = zeros.index_add(0, self.branch, self.value)
-        return (squares - total**2 / self.vocab).clamp_(min=0).sqrt_()
 
 
 def _contrasts(

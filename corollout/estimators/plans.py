@@ -5,7 +5,7 @@ the reward function; whatever depends on it contributes nothing.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -18,6 +18,7 @@ Rewards = Float[Tensor, " source"]
 Logits = Float[Tensor, "row step vocab"]
 
 
+@runtime_checkable
 class Plan(Protocol):
     """What an estimator decides after sampling and before any reward."""
 
@@ -29,6 +30,7 @@ class Plan(Protocol):
         ...
 
 
+@runtime_checkable
 class Estimator(Protocol):
     """An estimator says how main trajectories are drawn and makes a plan of them. Nothing else."""
 

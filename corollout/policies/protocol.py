@@ -17,7 +17,7 @@ of such tensors. Then the engine gathers, repeats, drops and joins rows by itsel
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -28,6 +28,7 @@ from corollout.errors import PolicyError
 Nest = TypeVar("Nest")
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A sequence generator. See the module's description."""
 

@@ -2,7 +2,7 @@
 
 from corollout.training.diagnostics import Probe, RunningVariance, flat_gradient, probe_variance
 from corollout.training.estimate import Estimate, estimate
-from corollout.training.evaluation import evaluate, greedy_rewards
+from corollout.training.evaluation import evaluate, rewards_of
 from corollout.training.loop import Metrics, Trainer
 from corollout.training.mle import pretrain
 
@@ -15,7 +15,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "flat_gradient",
-    "greedy_rewards",
     "pretrain",
     "probe_variance",
+    "rewards_of",
 ]

@@ -44,7 +44,7 @@ def pretrain(
             if clip is not None:
                 nn.utils.clip_grad_norm_(policy.parameters(), clip)
             optimizer.step()
-            yield float(loss)
+            yield loss.item()
 
 
 def _teacher(engine: Engine, targets: list[list[int]], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:

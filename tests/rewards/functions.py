@@ -50,10 +50,15 @@ def mixed(sequences: list[list[int]], weight: Sequence[float], finished: list[bo
 
 
 class SlowToLoad:
-    """A reward that takes a second to unpickle."""
+    """The reward `mixed`, but it takes a second to unpickle."""
 
-    def __call__(self, sequences: list[list[int]]) -> list[float | None]:
-        return [float(len(tokens)) for tokens in sequences]
+    def __call__(
+        self,
+        sequences: list[list[int]],
+        weight: Sequence[float],
+        finished: list[bool],
+    ) -> list[float | None]:
+        return mixed(sequences, weight, finished)
 
     def __reduce__(self) -> tuple[object, tuple[()]]:
         return _load_slowly, ()

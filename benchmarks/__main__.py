@@ -1,0 +1,55 @@
+"""``python -m benchmarks [NAME …] [--out DIR] [--quick]``: exit code 1 if a target is missed."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import arsm_scaling, harness, prefix_sharing, pseudo_actions
+
+MODULES = {"pseudo_actions": pseudo_actions, "arsm_scaling": arsm_scaling, "prefix_sharing": prefix_sharing}
+Name = StrEnum("Name", list(MODULES))
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    names: Annotated[list[Name] | None, typer.Argument(help="Which benchmarks; all of them if none is named.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the JSON files go.")] = Path("results/bench"),
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: correctness only, no target is judged.")] = False,
+) -> None:
+    """Measure corollout against honest opponents, side by side."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    missed: list[str] = []
+    for name in [str(name) for name in names or Name]:
+        load = os.getloadavg()
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        ) as progress:
+            result = MODULES[name].run(quick, progress)
+        path = harness.write(result, out, load)
+        harness.show(result, console)
+        console.print(f"Written to {path}.\n", highlight=False)
+        missed += [
+            f"{name}: {target['statement']} (measured {target['measured']:.3g})"
+            for target in result["targets"]
+            if target["passed"] is False
+        ]
+    if missed:
+        console.print(f"Missed: {'; '.join(missed)}.", style="red", highlight=False, markup=False)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

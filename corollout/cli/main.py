@@ -1,0 +1,40 @@
+"""The command line: ``corollout COMMAND``."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import corollout
+from corollout.cli.demo import demo
+from corollout.errors import CorolloutError
+
+cli = typer.Typer(
+    help="Fine-tune sequence generators on rewards that cannot be differentiated.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+cli.command()(demo)
+
+
+@cli.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"corollout {corollout.__version__}")
+        raise typer.Exit
+
+
+def app() -> None:
+    """Run the command line; an error is one sentence and a non-zero exit."""
+    try:
+        cli()
+    except CorolloutError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted.")
+        sys.exit(130)

@@ -1,0 +1,78 @@
+"""The expectation of every estimator, against the exact gradient by enumeration."""
+
+import pytest
+import torch
+from unbiased_cases import CASES, LIMIT, MOST_COMPARISONS, Case, three_of_four, two_of_three
+
+from corollout.estimators import ARM, ARS, BeamExpectation, DisARM, Reinforce
+
+
+def test_the_false_alarm_rate_is_as_stated():
+    comparisons = sum(case.problem().policy.table.numel() + 1 for case in CASES)
+    assert comparisons < MOST_COMPARISONS
+    two_sided = torch.special.erfc(torch.tensor(LIMIT / 2**0.5, dtype=torch.float64))
+    assert comparisons * two_sided < 1e-6
+
+
+def test_the_exact_gradient_is_exact():
+    """Enumeration and automatic differentiation, against finite differences."""
+    problem = two_of_three()
+    exact, table = problem.exact_gradient(), problem.policy.table
+    assert sum(problem.rewards.values()) != 0
+    for index in [(0, 0), (0, 1), (0, 2), (2, 0), (3, 1)]:
+        values = []
+        for shift in (1e-6, -1e-6):
+            with torch.no_grad():
+                table[index] += shift
+                values.append(float(problem.expected_reward()))
+                table[index] -= shift
+        assert (values[0] - values[1]) / 2e-6 == pytest.approx(float(exact[index]), abs=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_unbiased(case: Case):
+    assert case.deviations().max() < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("greedy-main", ARS(main="greedy"), three_of_four),
+        Case("greedy-pseudo", ARS(pseudo="greedy"), three_of_four),
+        Case("greedy-both", ARS(main="greedy", pseudo="greedy"), three_of_four),
+        Case("batch-mean-with-itself", Reinforce(baseline="batch"), two_of_three, 40_000, group=2, split=True),
+        Case("beam", BeamExpectation(size=8), three_of_four, 4),
+    ],
+    ids=lambda case: case.name,
+)
+def test_biased_as_documented(case: Case):
+    assert case.deviations().max() > 2 * LIMIT
+
+
+def test_batch_mean_shrinks_the_gradient_by_one_over_batch():
+    """E[g] = (1 − 1/B) ∇, here with B = 2."""
+    case = Case("", Reinforce(baseline="batch"), two_of_three, 40_000, group=2, split=True)
+    g = case.draw().flatten(1)
+    exact = two_of_three().exact_gradient().flatten()
+    ratio = (g @ exact).mean() / exact.norm() ** 2
+    error = (g @ exact).std() / len(g) ** 0.5 / exact.norm() ** 2
+    assert abs(ratio - 0.5) < LIMIT * error
+    assert error < 0.02
+
+
+def test_a_beam_that_holds_everything_is_exact():
+    problem = three_of_four()
+    (g,), _ = problem.estimates(BeamExpectation(size=len(problem.rewards)), 1, seed=0)
+    torch.testing.assert_close(g, problem.exact_gradient(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_disarm_has_less_variance_than_arm():
+    """Paired: the same noise, the same two rewards, so the difference of squares is sharp."""
+    from unbiased_cases import bits
+
+    arm, disarm = (Case("", e, bits).draw().flatten(1) for e in (ARM(), DisARM()))
+    excess = (arm**2).sum(1) - (disarm**2).sum(1)
+    assert excess.mean() > LIMIT * excess.std() / len(excess) ** 0.5

@@ -1,0 +1,246 @@
+"""The estimators as their formulas say, by plain loops over rows, steps, references and actions."""
+
+from collections.abc import Callable
+
+import torch
+from enumeration import Problem
+from pseudo_reference import by_swapping
+from torch import Tensor
+
+from corollout.estimators import ARM, ARS, RLOO, BeamExpectation, DisARM, Estimator, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.budget import keep_probabilities
+from corollout.noise import Noise, dirichlet
+from corollout.types import Trajectories
+
+ESTIMATORS: list[Estimator] = [
+    ARS(),
+    ARS(references=1),
+    ARS(references=2, completions=2),
+    ARS(references=3, samples=2),
+    ARS(references=2, shared_references=True),
+    ARS(main="greedy"),
+    ARS(pseudo="greedy"),
+    ARS(budget=3, budget_per="example"),
+    ARS(budget=20, completions=2, samples=2),
+    ARM(samples=2),
+    DisARM(samples=2),
+    Reinforce(),
+    Reinforce(samples=3),
+    Reinforce(baseline="batch"),
+    Reinforce(baseline="none", samples=2),
+    RLOO(samples=3),
+    BeamExpectation(size=5),
+    SelfCritic(),
+    SelfCritic(samples=2),
+    MonteCarlo(completions=0),
+    MonteCarlo(completions=1, samples=2),
+    MonteCarlo(completions=3),
+]
+
+
+def agrees(estimator: Estimator, skip: float = 0.0, masked: bool = False) -> bool:
+    """Whether the plan's gradient is the formula's, with a random reward for everything that may be rolled out.
+
+    ``skip`` is the share of rewards that are NaN: skipped by the reward function.
+    """
+    vocab = 2 if isinstance(estimator, ARM) else 4
+    problem = Problem.make(vocab, 3, seed=11, masked=masked)
+    noise, contexts = Noise(5), 12
+    memory = torch.zeros(contexts, dtype=torch.int64)
+    trajectories = problem.engine().sample(memory, torch.arange(contexts), estimator.sampler, noise).trajectories
+    plan = estimator.plan(trajectories, noise)
+    world = _World(trajectories, _logits(problem, trajectories), skip)
+    branches = zip(
+        *(vars(plan.branches)[name].tolist() for name in ("parent", "step", "token", "copy", "greedy")), strict=True
+    )
+    branch_rewards = [world.branch(*branch) for branch in branches]
+    rewards = torch.cat([world.mains, torch.tensor(branch_rewards, dtype=torch.float64)])
+    found = plan.gradient(rewards, world.logits)
+    formula = next(f for kind, f in _FORMULAS if isinstance(estimator, kind))
+    return torch.allclose(found, formula(estimator, world, noise), rtol=1e-6, atol=1e-8)
+
+
+class _World:
+    """Main trajectories, their logits, and made-up rewards."""
+
+    def __init__(self, trajectories: Trajectories, logits: Tensor, skip: float):
+        generator = torch.Generator().manual_seed(3)
+        rows, steps = trajectories.tokens.shape
+        vocab = logits.shape[2]
+        self.trajectories, self.logits = trajectories, logits
+        draws = [torch.randn(rows, generator=generator), torch.randn(rows, steps, vocab, 5, 2, generator=generator)]
+        self.mains, self.table = (
+            torch.where(torch.rand(d.shape, generator=generator) < skip, torch.nan, d.double()) for d in draws
+        )
+
+    def branch(self, row: int, step: int, token: int, copy: int, greedy: bool) -> float:
+        return float(self.table[row, step, token, copy, int(greedy)])
+
+    def cells(self) -> list[tuple[int, int]]:
+        return [(r, t) for r, n in enumerate(self.trajectories.lengths.tolist()) for t in range(n)]
+
+    def token(self, row: int, step: int) -> int:
+        return int(self.trajectories.tokens[row, step])
+
+    def greedy_baseline(self, row: int, step: int) -> float:
+        """The reward of the greedy completion of the prefix before a step."""
+        for t in range(step, int(self.trajectories.lengths[row])):
+            best = int(self.logits[row, t].argmax())
+            if best != self.token(row, t):
+                return self.branch(row, t, best, 0, True)
+        return float(self.mains[row])
+
+    def score(self, row: int, step: int) -> Tensor:
+        """e_z − p."""
+        e = torch.zeros(self.logits.shape[2], dtype=torch.float64)
+        e[self.token(row, step)] = 1
+        return e - self.logits[row, step].softmax(0)
+
+    def pi(self, row: int, step: int) -> Tensor:
+        keys = self.trajectories.keys[row : row + 1]
+        return dirichlet(keys, torch.tensor([step]), self.logits.shape[2], self.logits.dtype)[0]
+
+
+def _logits(problem: Problem, trajectories: Trajectories) -> Tensor:
+    """The logits of every step, as ``policy.score`` would give them."""
+    numbers = problem.policy.prefix_numbers(trajectories.tokens).clamp(max=len(problem.policy.table) - 1)
+    return problem.policy.table.detach()[numbers]
+
+
+def _zero_if_skipped(value: float) -> float:
+    return 0.0 if value != value else value
+
+
+def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
+    vocab = world.logits.shape[2]
+    coefficients: dict[tuple[int, int, int], Tensor] = {}  # C_a, and what is not rolled out has none
+    for row, step in world.cells():
+        pi = world.pi(row, step)
+        here = (torch.tensor([row]), torch.tensor([step]))
+        references = estimator._references(world.trajectories, noise, *here, vocab)
+        table = by_swapping(world.logits[row, step][None], pi[None], references)[0]
+        for k, j in enumerate(references[0].tolist()):
+            weight = (1 - vocab * pi[j]) / len(references[0])
+            for a in range(vocab):
+                if a != world.token(row, step):
+                    hits = (table[k] == a).double()
+                    c = coefficients.setdefault((row, step, a), torch.zeros(vocab, dtype=torch.float64))
+                    c += weight * (hits - hits.mean())
+    coefficients = {branch: c for branch, c in coefficients.items() if c.norm() > 1e-12}
+    scale = _budget_weights(estimator, coefficients, world, noise)
+    g = torch.zeros_like(world.logits)
+    for (row, step, a), c in coefficients.items():
+        for copy in range(estimator.completions):
+            gap = world.branch(row, step, a, copy, estimator.pseudo == "greedy") - float(world.mains[row])
+            share = scale.get((row, step, a), 0.0) / estimator.completions / estimator.samples
+            g[row, step] += share * _zero_if_skipped(gap) * c
+    return g.masked_fill(world.logits == -torch.inf, 0.0)
+
+
+def _budget_weights(
+    estimator: ARS, coefficients: dict[tuple[int, int, int], Tensor], world: _World, noise: Noise
+) -> dict[tuple[int, int, int], float]:
+    """1/s of the branches that are kept. Which are kept is read off the plan: their number must be the budget."""
+    if estimator.budget is None:
+        return dict.fromkeys(coefficients, 1.0)
+    branches = estimator.plan(world.trajectories, noise).branches
+    planned = set(zip(branches.parent.tolist(), branches.step.tolist(), branches.token.tolist(), strict=True))
+    contexts = world.trajectories.contexts.tolist()
+    pools: dict[int, list[tuple[int, int, int]]] = {}
+    for branch in sorted(coefficients):
+        pools.setdefault(contexts[branch[0]] if estimator.budget_per == "example" else 0, []).append(branch)
+    weights = {}
+    for pool in pools.values():
+        s = keep_probabilities(torch.stack([coefficients[b].norm() for b in pool]), estimator.budget)
+        kept = {b: 1 / float(p) for b, p in zip(pool, s, strict=True) if b in planned}
+        assert len(kept) == min(estimator.budget, len(pool))
+        weights |= kept
+    return weights
+
+
+def _binary(estimator: ARM, world: _World, noise: Noise) -> Tensor:
+    g = torch.zeros_like(world.logits)
+    for row, step in world.cells():
+        phi = world.logits[row, step, 1] - world.logits[row, step, 0]
+        pi = world.pi(row, step)[1]
+        true, pseudo = int(pi < phi.sigmoid()), int(pi > (-phi).sigmoid())
+        if true != pseudo:
+            gap = _zero_if_skipped(float(world.mains[row]) - world.branch(row, step, pseudo, 0, False))
+            if isinstance(estimator, DisARM):
+                value = 0.5 * gap * (-1) ** pseudo * phi.abs().sigmoid()
+            else:
+                value = gap * (0.5 - pi)
+            g[row, step, 1] = value / estimator.samples
+            g[row, step, 0] = -value / estimator.samples
+    return g
+
+
+def _advantages(world: _World, advantage: Callable[[int, int], float]) -> Tensor:
+    g = torch.zeros_like(world.logits)
+    for row, step in world.cells():
+        g[row, step] = _zero_if_skipped(advantage(row, step)) * world.score(row, step)
+    return g
+
+
+def _reinforce(estimator: Reinforce, world: _World, noise: Noise) -> Tensor:
+    rewards = world.mains.tolist()
+
+    def advantage(row: int, _: int) -> float:
+        others = [r for i, r in enumerate(rewards) if r == r and (i != row or estimator.baseline == "batch")]
+        baseline = sum(others) / len(others) if others and estimator.baseline != "none" else 0.0
+        return (rewards[row] - baseline) / estimator.samples
+
+    return _advantages(world, advantage)
+
+
+def _rloo(estimator: RLOO, world: _World, noise: Noise) -> Tensor:
+    rewards, contexts = world.mains.tolist(), world.trajectories.contexts.tolist()
+
+    def advantage(row: int, _: int) -> float:
+        others = [r for i, r in enumerate(rewards) if r == r and i != row and contexts[i] == contexts[row]]
+        return (rewards[row] - (sum(others) / len(others) if others else 0.0)) / estimator.samples
+
+    return _advantages(world, advantage)
+
+
+def _beam(estimator: BeamExpectation, world: _World, noise: Noise) -> Tensor:
+    rewards, contexts = world.mains.tolist(), world.trajectories.contexts.tolist()
+    p = world.trajectories.log_probs.exp().tolist()
+
+    def advantage(row: int, _: int) -> float:
+        beam = [i for i, c in enumerate(contexts) if c == contexts[row]]
+        judged = [i for i in beam if rewards[i] == rewards[i]]
+        mean = sum(p[i] * rewards[i] for i in judged) / sum(p[i] for i in judged) if judged else 0.0
+        return p[row] / sum(p[i] for i in beam) * (rewards[row] - mean)
+
+    return _advantages(world, advantage)
+
+
+def _self_critic(estimator: SelfCritic, world: _World, noise: Noise) -> Tensor:
+    def advantage(row: int, _: int) -> float:
+        return (float(world.mains[row]) - world.greedy_baseline(row, 0)) / estimator.samples
+
+    return _advantages(world, advantage)
+
+
+def _monte_carlo(estimator: MonteCarlo, world: _World, noise: Noise) -> Tensor:
+    def advantage(row: int, step: int) -> float:
+        token, last = world.token(row, step), step == int(world.trajectories.lengths[row]) - 1
+        copies = range(1, estimator.completions + 1)
+        values = [float(world.mains[row]) if last else world.branch(row, step, token, c, False) for c in copies]
+        values = values or [float(world.mains[row])]
+        gaps = [_zero_if_skipped(value - world.greedy_baseline(row, step)) for value in values]
+        return sum(gaps) / len(gaps) / estimator.samples
+
+    return _advantages(world, advantage)
+
+
+_FORMULAS: list[tuple[type, Callable[..., Tensor]]] = [
+    (ARS, _ars),
+    (ARM, _binary),
+    (Reinforce, _reinforce),
+    (RLOO, _rloo),
+    (BeamExpectation, _beam),
+    (SelfCritic, _self_critic),
+    (MonteCarlo, _monte_carlo),
+]

@@ -1,0 +1,72 @@
+"""Pseudo-actions by brute force: exchange two coordinates of π and draw again."""
+
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from corollout.estimators import pseudo
+from corollout.noise import Noise, dirichlet
+
+
+def by_swapping(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
+    """The table z^{m⇌j_k}: [rows, K, V]."""
+    rows, vocab = logits.shape
+    here = torch.arange(rows)
+    table = torch.empty(rows, references.shape[1], vocab, dtype=torch.int64)
+    for k in range(references.shape[1]):
+        j = references[:, k]
+        for m in range(vocab):
+            swapped = pi.clone()
+            swapped[here, j] = pi[here, m]
+            swapped[here, m] = pi[here, j]
+            table[:, k, m] = (swapped.log() - logits).argmin(1)
+    return table
+
+
+def swaps_agree() -> bool:
+    """Whether the search by PyTorch operations, and the compiled one run as plain Python, find what swapping finds."""
+    generator = torch.Generator().manual_seed(0)
+    for vocab, scale, coarse, shift in (
+        (5, 1.0, False, 0.0),
+        (5, 2.0, False, -20.0),
+        (4, 3.0, True, 0.0),
+        (2, 1.0, False, 0.0),
+        (9, 0.0, False, 0.0),
+        (6, 2.0, True, -9.0),
+    ):
+        rows = 60
+        logits = scale * torch.randn(rows, vocab, generator=generator) + shift
+        pi = dirichlet(Noise(vocab).keys(torch.arange(rows)), torch.zeros(rows, dtype=torch.int64), vocab)
+        if coarse:  # ties
+            logits = logits.round()
+            pi = torch.exp2(torch.randint(-3, 0, (rows, vocab), generator=generator).float())
+        if vocab > 2:
+            logits[::7, 1] = -torch.inf
+            logits[::10, :-1] = -torch.inf
+        for count in (1, vocab):
+            references = torch.rand(rows, vocab, generator=generator).argsort(1)[:, :count].contiguous()
+            wanted = by_swapping(logits, pi, references)
+            with patch.object(pseudo, "_BLOCK", 16 * vocab):  # several blocks
+                true, default, entries = pseudo._search_torch(logits, pi.log(), references)
+            found = pseudo.PseudoActions(vocab, true, references, default, *entries).dense()
+            if not torch.equal(found, wanted) or not torch.equal(true, (pi.log() - logits).argmin(1)):
+                return False
+            if not _winners_agree(logits, pi, references, wanted):
+                return False
+    return True
+
+
+def _winners_agree(logits: Tensor, pi: Tensor, references: Tensor, wanted: Tensor) -> bool:
+    winner = pseudo._winner.py_func
+    for r in range(0, len(logits), 6):
+        a, phi = pi[r].log().numpy(), logits[r].numpy()
+        o = a - phi
+        (z, z2) = o.argsort(kind="stable")[:2]
+        if o[z2] == float("inf"):
+            continue
+        for k, j in enumerate(references[r].tolist()):
+            for m in range(len(o)):
+                if winner(a, phi, j, m, z, o[z], z2, o[z2]) != wanted[r, k, m]:
+                    return False
+    return True

@@ -1,0 +1,371 @@
+"""Noise: two forms of the same numbers, which depend on their labels alone and have the distributions they claim.
+
+The statistical tests look at numbers that are fixed by their seeds, so they pass always or never. Their limits are
+such that good noise would fail one of them with probability below 1e-9, whatever the seed.
+"""
+
+import math
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from corollout import noise as noise_module
+from corollout.data import shuffled
+from corollout.errors import InputError
+from corollout.noise import (
+    BRANCH,
+    BUDGET,
+    COPY,
+    MAIN,
+    ORDER,
+    REFERENCES,
+    Noise,
+    bits,
+    dirichlet,
+    exponential,
+    race,
+    subsets,
+    uniform,
+)
+
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+FLOATS = [torch.float32, torch.float64]
+
+
+def keys_of(rows: int, seed: int = 0) -> Tensor:
+    return Noise(seed).keys(torch.arange(rows), MAIN)
+
+
+def zeros(rows: int) -> Tensor:
+    return torch.zeros(rows, dtype=torch.int64)
+
+
+def assert_chi_square(counts: Tensor, probabilities: Tensor, alarm: float = 1e-10) -> None:
+    """Counts agree with probabilities. P(χ²_k > k + 2√(kx) + 2x) ≤ exp(−x) (Laurent and Massart 2000)."""
+    expected = counts.sum() * probabilities.double()
+    assert float(expected.min()) > 100  # so that the statistic has a χ² distribution
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    freedom, x = len(counts) - 1, -math.log(alarm)
+    assert statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+
+
+def assert_uncorrelated(x: Tensor, y: Tensor) -> None:
+    """|r| √n is standard normal for independent numbers: beyond 6.8 with probability 1e-11."""
+    r = torch.corrcoef(torch.stack([x.double().flatten(), y.double().flatten()]))[0, 1]
+    assert abs(float(r)) * math.sqrt(x.numel()) < 6.8
+
+
+# Two forms of the same numbers
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(WHOLE, WHOLE), min_size=1, max_size=20), st.integers(0, 40))
+def test_compiled_bits_are_the_torch_bits(rows: list[tuple[int, int]], width: int):
+    keys, steps = torch.tensor(rows).unbind(1)
+    assert torch.equal(bits(keys, steps, width), noise_module._bits_torch(keys, steps, width))
+
+
+def test_bits_are_53_bits_and_all_of_them_are_used():
+    drawn = bits(keys_of(1000), zeros(1000), 100)
+    assert int(drawn.min()) >= 0
+    assert int(drawn.max()) < 2**53
+    frequency = torch.stack([(drawn >> place & 1).double().mean() for place in range(53)])
+    # A standard error is 0.5/√n; one of the 53 is off by 6.8 of them with probability 6e-10.
+    assert float((frequency - 0.5).abs().max()) < 6.8 * 0.5 / math.sqrt(drawn.numel())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("vocab", "scale"), [(1, 1.0), (2, 1.0), (7, 3.0), (300, 1.0), (300, 30.0)])
+def test_the_compiled_race_is_the_torch_race(dtype: torch.dtype, vocab: int, scale: float):
+    rows = 3000
+    logits = scale * torch.randn(rows, vocab, dtype=dtype, generator=torch.Generator().manual_seed(vocab))
+    keys, steps = keys_of(rows), torch.arange(rows) % 5
+    ours, twin = race(logits, keys, steps), noise_module._race_torch(logits, keys, steps)
+    differ = (ours != twin).nonzero().squeeze(1)
+    arrivals = (exponential(keys, steps, vocab, torch.float64).log() - logits.double()).exp()
+    gap = arrivals[differ, ours[differ]] / arrivals[differ, twin[differ]]
+    assert bool(((gap - 1).abs() < 1e-5).all())
+    assert len(differ) <= (0 if dtype == torch.float64 else 3)
+
+
+def test_the_race_is_the_argmin_of_log_pi_minus_logits():
+    logits = torch.randn(2000, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    keys, steps = keys_of(2000), zeros(2000)
+    pi = dirichlet(keys, steps, 20, torch.float64)
+    assert torch.equal(race(logits, keys, steps), (pi.log() - logits).argmin(1))
+
+
+def test_the_race_takes_bfloat16_logits():
+    logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    keys = keys_of(50)
+    assert torch.equal(race(logits, keys, zeros(50)), race(logits.float(), keys, zeros(50)))
+
+
+def test_a_number_is_the_same_label_as_a_column_of_it():
+    example = torch.tensor([3, 1, 4])
+    for label in (0, 1, -5, 2**40):
+        column = torch.full_like(example, label)
+        assert torch.equal(Noise(7).keys(example, label, MAIN), Noise(7).keys(example, column, MAIN))
+
+
+# What numbers depend on
+
+
+def test_an_example_has_its_numbers_in_any_batch():
+    examples = torch.arange(64) * 17 - 40
+    logits = torch.randn(64, 11, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+
+    def draws(rows: Tensor) -> list[Tensor]:
+        keys, steps = Noise(5).keys(examples[rows], MAIN, 2), torch.full_like(rows, 3)
+        return [
+            keys,
+            bits(keys, steps, 11),
+            dirichlet(keys, steps, 11),
+            race(logits[rows], keys, steps),
+            subsets(keys, steps, 11, 4),
+            subsets(keys, steps, 200, 70),
+        ]
+
+    every = draws(torch.arange(64))
+    for rows in (order, order[:8], torch.tensor([63]), torch.tensor([5, 5, 9])):
+        for part, whole in zip(draws(rows), every, strict=True):
+            assert torch.equal(part, whole[rows])
+
+
+def test_narrower_draws_are_the_beginning_of_wider_ones():
+    keys = keys_of(10)
+    assert torch.equal(bits(keys, zeros(10), 5), bits(keys, zeros(10), 50)[:, :5])
+
+
+def test_every_label_makes_a_difference():
+    seeds, examples, streams = (0, 1, -1, 2**40), range(-2, 12), (MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER)
+    folds: list[tuple[int, ...]] = [(), (0,), (1,), (0, 0), (0, 1), (1, 0)]
+    blocks = []
+    for seed in seeds:
+        for fold in folds:
+            noise = Noise(seed).fold(*fold) if fold else Noise(seed)
+            for stream in streams:
+                keys = noise.keys(torch.tensor(list(examples)), stream)
+                blocks += [bits(keys, torch.full_like(keys, step), 3) for step in range(3)]
+    drawn = torch.stack(blocks)
+    assert drawn.numel() == len(seeds) * len(folds) * len(examples) * len(streams) * 3 * 3
+    # 18144 numbers of 53 bits coincide by chance with probability 2e-8; that they do not is a fact of the seeds.
+    assert len(drawn.unique()) == drawn.numel()
+
+
+def test_labels_are_not_interchangeable():
+    a, b = torch.tensor([3]), torch.tensor([8])
+    keys = [Noise(0).keys(a, b), Noise(0).keys(b, a), Noise(0).keys(a), Noise(0).keys(a, b, 0)]
+    assert len(torch.cat(keys).unique()) == len(keys)
+
+
+def test_a_fold_does_not_meet_the_keys_of_its_parent():
+    noise = Noise(3)
+    children = torch.cat([noise.fold(i).keys(torch.arange(50)) for i in range(50)])
+    own = torch.cat([noise.keys(torch.arange(50), i) for i in range(50)] + [noise.keys(torch.arange(50))])
+    assert len(torch.cat([children, own]).unique()) == len(children) + len(own)
+
+
+def test_an_order_is_a_permutation_that_follows_the_examples():
+    ids = torch.arange(100) * 3
+    order = shuffled(ids, Noise(1))
+    assert torch.equal(order.sort().values, torch.arange(100))
+    assert not torch.equal(order, torch.arange(100))
+    backwards = ids.flip(0)
+    assert torch.equal(backwards[shuffled(backwards, Noise(1))], ids[order])
+    assert not torch.equal(shuffled(ids, Noise(2)), order)
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**63, 2**64 - 1, 10**30, -(10**30)])
+def test_any_whole_number_is_a_seed(seed: int):
+    first, again, next_one = (Noise(s).keys(torch.arange(20)) for s in (seed, seed, seed + 1))
+    assert torch.equal(first, again)
+    assert not torch.isin(first, next_one).any()
+
+
+@pytest.mark.parametrize("seed", [True, False, 1.0, "1", None])
+def test_anything_else_is_refused_as_a_seed(seed: Any):
+    make: Any = getattr(Noise.__init__, "__wrapped__", Noise.__init__)
+    with pytest.raises(InputError, match=f"the seed must be a whole number, not {seed!r}"):
+        make(Noise.__new__(Noise), seed)
+
+
+# Extremes
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", [0, 1, 2**52, 2**53 - 2, 2**53 - 1])
+def test_extreme_bits_make_usable_numbers(dtype: torch.dtype, value: int, monkeypatch: pytest.MonkeyPatch):
+    def constant(keys: Tensor, steps: Tensor, width: int) -> Tensor:
+        return torch.full((len(keys), width), value)
+
+    keys = keys_of(2)
+    ordinary = exponential(keys, zeros(2), 3, dtype)
+    monkeypatch.setattr(noise_module, "bits", constant)
+    u = uniform(keys, zeros(2), 3, dtype)
+    e = exponential(keys, zeros(2), 3, dtype)
+    pi = dirichlet(keys, zeros(2), 3, dtype)
+    assert u.dtype == e.dtype == pi.dtype == dtype
+    assert bool((u > 0).all())
+    assert bool((u < 1).all())
+    assert bool((e > 0).all())
+    assert bool(e.isfinite().all())
+    torch.testing.assert_close(pi, torch.full_like(pi, 1 / 3))
+    # Next to ordinary numbers, the smallest and the largest still make a usable π.
+    mixed = torch.cat([e, ordinary], 1)
+    pi = mixed / mixed.sum(1, keepdim=True)
+    assert bool((pi > 0).all())
+    assert bool(pi.log().isfinite().all())
+
+
+def test_small_uniform_numbers_keep_their_precision(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(noise_module, "bits", lambda keys, steps, width: torch.arange(4).expand(len(keys), 4))
+    for dtype in FLOATS:
+        e = exponential(keys_of(1), zeros(1), 4, dtype)[0].double()
+        torch.testing.assert_close(e, (torch.arange(4).double() + 0.5) * 2.0**-53, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_many_numbers_stay_inside_their_ranges(dtype: torch.dtype):
+    u = uniform(keys_of(500), zeros(500), 2000, dtype)
+    assert float(u.min()) > 0
+    assert float(u.max()) < 1
+    e = exponential(keys_of(500), zeros(500), 2000, dtype)
+    assert float(e.min()) > 0
+    assert bool(e.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("width", [1, 2, 9488])
+def test_dirichlet_draws_sum_to_one(dtype: torch.dtype, width: int):
+    pi = dirichlet(keys_of(20), zeros(20), width, dtype)
+    assert bool((pi > 0).all())
+    torch.testing.assert_close(pi.double().sum(1), torch.ones(20).double(), rtol=0, atol=1e-5)
+
+
+def test_masked_actions_are_never_drawn():
+    logits = torch.tensor([-torch.inf, -80.0, -torch.inf, -81.0, -torch.inf]).repeat(20_000, 1)
+    for draw in (race, noise_module._race_torch):
+        actions = draw(logits, keys_of(20_000), zeros(20_000))
+        assert set(actions.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_logits_of_any_size_can_be_raced(dtype: torch.dtype):
+    logits = torch.tensor([[1e4, 0.0, -1e4], [-1e30, -1e30, -torch.inf], [0.0, 3e38, -3e38]], dtype=dtype)
+    actions = race(logits, keys_of(3), zeros(3)).tolist()
+    assert actions[0] == 0
+    assert actions[1] in (0, 1)
+    assert actions[2] == 1
+
+
+def test_no_rows_make_no_numbers():
+    nothing = zeros(0)
+    assert bits(nothing, nothing, 3).shape == (0, 3)
+    assert race(torch.zeros(0, 3), nothing, nothing).shape == (0,)
+    assert subsets(nothing, nothing, 5, 2).shape == (0, 2)
+
+
+# Distributions
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_race_draws_from_the_softmax(dtype: torch.dtype):
+    rows = 200_000
+    logits = torch.tensor([0.3, -2.0, 1.5, 0.0, -0.7, -3.5], dtype=dtype)
+    for keys, steps in ((keys_of(rows), zeros(rows)), (keys_of(1).expand(rows).contiguous(), torch.arange(rows))):
+        actions = race(logits.expand(rows, -1), keys, steps)
+        assert_chi_square(actions.bincount(minlength=6), logits.softmax(0), alarm=2e-10)
+
+
+def test_successive_draws_of_a_row_are_independent():
+    rows = 200_000
+    logits = torch.tensor([0.5, 0.0, -0.5])
+    first, second = (race(logits.expand(rows, -1), keys_of(rows), zeros(rows) + step) for step in (0, 1))
+    p = logits.double().softmax(0)
+    assert_chi_square((3 * first + second).bincount(minlength=9), (p[:, None] * p).flatten())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_exponential_numbers_are_exponential(dtype: torch.dtype):
+    e = exponential(keys_of(1000), zeros(1000), 300, dtype).flatten().double().sort().values
+    n = len(e)
+    below = 1 - (-e).exp()
+    place = torch.arange(n).double()
+    distance = max(float((below - place / n).max()), float(((place + 1) / n - below).max()))
+    # Dvoretzky, Kiefer, Wolfowitz, Massart: P(distance > d) ≤ 2 exp(−2nd²).
+    assert distance < math.sqrt(math.log(2 / 1e-10) / (2 * n))
+
+
+def test_dirichlet_coordinates_have_their_distribution():
+    pi = dirichlet(keys_of(200_000), zeros(200_000), 4, torch.float64)
+    # P(π_i > x) = (1 − x)^3, so (1 − π_i)^3 is uniform.
+    for i in range(4):
+        tenth = ((1 - pi[:, i]) ** 3 * 10).long().clamp(max=9)
+        assert_chi_square(tenth.bincount(minlength=10), torch.full((10,), 0.1), alarm=2e-11)
+
+
+def test_neighbours_are_uncorrelated():
+    u = torch.stack([uniform(keys_of(2000), zeros(2000) + step, 40, torch.float64) for step in range(3)])
+    assert_uncorrelated(u[:, 1:], u[:, :-1])  # neighbouring keys
+    assert_uncorrelated(u[1:], u[:-1])  # neighbouring steps
+    assert_uncorrelated(u[:, :, 1:], u[:, :, :-1])  # neighbouring positions
+    assert_uncorrelated(u[1:, :, 1:], u[:-1, :, :-1])  # and across
+    assert_uncorrelated(u[:, 1:, :-1], u[:, :-1, 1:])
+    for other in (Noise(1).keys(torch.arange(2000), MAIN), Noise(0).fold(0).keys(torch.arange(2000), MAIN)):
+        assert_uncorrelated(u[0], uniform(other, zeros(2000), 40, torch.float64))
+    for stream in (COPY, BRANCH, REFERENCES, BUDGET, ORDER):
+        other = Noise(0).keys(torch.arange(2000), stream)
+        assert_uncorrelated(u[0], uniform(other, zeros(2000), 40, torch.float64))
+
+
+# Subsets
+
+
+@pytest.mark.parametrize(
+    ("population", "size"), [(1, 1), (5, 0), (5, 1), (5, 4), (5, 5), (64, 64), (9488, 20), (65, 65), (300, 65)]
+)
+def test_subsets_are_distinct_and_in_range(population: int, size: int):
+    chosen = subsets(keys_of(300), torch.arange(300) % 4, population, size)
+    assert chosen.shape == (300, size)
+    assert bool(((chosen >= 0) & (chosen < population)).all())
+    assert bool((chosen.sort(1).values.diff(dim=1) > 0).all())
+
+
+@pytest.mark.parametrize(("population", "size"), [(5, 1), (5, 2), (5, 3), (5, 4), (6, 3)])
+def test_small_subsets_are_equally_likely(population: int, size: int):
+    rows = 100_000
+    chosen = subsets(keys_of(rows), zeros(rows), population, size)
+    number = {subset: i for i, subset in enumerate(combinations(range(population), size))}
+    counts = torch.tensor([number[tuple(row)] for row in chosen.sort(1).values.tolist()]).bincount()
+    assert len(counts) == len(number)
+    assert_chi_square(counts, torch.full((len(number),), 1 / len(number)))
+
+
+def test_large_subsets_are_equally_likely():
+    """Of 66 numbers 65 are chosen, so that a subset is known by the one that is missing; and in pairs for 64 of 66."""
+    rows = 40_000
+    for size, missing in ((65, 1), (64, 2)):
+        chosen = subsets(keys_of(rows), zeros(rows), 66, size)
+        left_out = torch.ones(rows, 66).scatter_(1, chosen, 0.0).sum(0)
+        assert int(left_out.sum()) == rows * missing
+        if missing == 1:
+            assert_chi_square(left_out, torch.full((66,), 1 / 66))
+        else:
+            spread = math.sqrt(rows * (2 / 66) * (64 / 66))
+            assert float((left_out - rows * 2 / 66).abs().max()) < 7.5 * spread  # 66 times P(|z| > 7.5) < 1e-11
+
+
+@pytest.mark.parametrize("size", [-1, 6])
+def test_impossible_subsets_are_refused(size: int):
+    with pytest.raises(InputError, match=f"cannot draw {size} different numbers out of 5"):
+        subsets(keys_of(2), zeros(2), 5, size)

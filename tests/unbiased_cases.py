@@ -1,0 +1,136 @@
+"""Every unbiased estimator with its options on small problems, and the test that each must pass.
+
+A case draws many independent estimates and compares their mean with the exact gradient: coordinate by coordinate,
+and along the exact gradient, in units of the mean's standard error. With fewer than 10⁴ comparisons in all and the
+limit of 6.5, the chance that a right estimator fails anywhere is below 10⁴ · 8·10⁻¹¹ < 10⁻⁶.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+from enumeration import Problem
+from torch import Tensor
+
+from corollout.estimators import ARM, ARS, RLOO, DisARM, Estimator, MonteCarlo, Reinforce, SelfCritic
+
+LIMIT = 6.5
+MOST_COMPARISONS = 10_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """An estimator on a problem. Contexts make one estimate each; where they are coupled, ``group`` of them make a
+    batch, whose mean is one estimate. With ``split`` the batches of a baseline are drawn together and
+    kept apart afterwards.
+    """
+
+    name: str
+    estimator: Estimator
+    problem: Callable[[], Problem]
+    estimates: int = 40_000
+    group: int = 0
+    split: bool = False
+    engine: dict[str, bool] = field(default_factory=dict)
+
+    def short(self) -> "Case":
+        """The same with fewer estimates, for alterations that cry out."""
+        return replace(self, estimates=self.estimates // 8 // max(self.group, 1) * max(self.group, 1))
+
+    def draw(self, seed: int = 1) -> Tensor:
+        """Independent estimates of the gradient: [estimate, prefix, V]."""
+        problem = self.problem()
+        if not self.group:
+            return problem.estimates(self.estimator, self.estimates, seed, **self.engine)[0]
+        if self.split:
+            g = problem.estimates(self.estimator, self.estimates, seed, self.group, **self.engine)[0]
+            return g.unflatten(0, (-1, self.group)).mean(1)
+        repeats = range(self.estimates // self.group)
+        return torch.stack(
+            [problem.estimates(self.estimator, self.group, 1000 * seed + i, **self.engine)[0].mean(0) for i in repeats]
+        )
+
+    def deviations(self, seed: int = 1) -> Tensor:
+        """How many standard errors the mean is away from the exact gradient, for every comparison."""
+        g = self.draw(seed).flatten(1)
+        exact = self.problem().exact_gradient().flatten()
+        along = g @ exact / exact.norm()
+        g, exact = torch.cat([g, along[:, None]], 1), torch.cat([exact, exact.norm()[None]])
+        error = g.std(0) / len(g) ** 0.5
+        gap = (g.mean(0) - exact).abs()
+        # Without any noise the mean must be exact up to rounding.
+        return torch.where(error > 1e-12, gap / error, torch.where(gap < 1e-9, 0.0, torch.inf))
+
+
+@cache
+def three_of_four() -> Problem:
+    """T = 3, V = 4."""
+    return Problem.make(vocab=4, length=3, seed=0)
+
+
+@cache
+def two_of_three() -> Problem:
+    """T = 2, V = 3, more confident."""
+    return Problem.make(vocab=3, length=2, scale=1.5, seed=3)
+
+
+@cache
+def masked() -> Problem:
+    """T = 2, V = 4, one token masked everywhere."""
+    return Problem.make(vocab=4, length=2, seed=5, masked=True)
+
+
+@cache
+def bits() -> Problem:
+    """T = 3, V = 2."""
+    return Problem.make(vocab=2, length=3, scale=0.7, seed=7)
+
+
+_own = {"share_noise": False}
+
+CASES = [
+    Case("arsm", ARS(), three_of_four),
+    Case("arsm-own-noise", ARS(), three_of_four, engine=_own),
+    Case("arsm-masked", ARS(), masked),
+    Case("arsm-two-samples", ARS(samples=2), two_of_three, 30_000),
+    Case("arsm-three-completions", ARS(completions=3), three_of_four, 20_000),
+    Case("arsm-three-completions-own-noise", ARS(completions=3), three_of_four, 20_000, engine=_own),
+    Case("ars-1", ARS(references=1), three_of_four),
+    Case("ars-1-shared", ARS(references=1, shared_references=True), two_of_three, 24_000, group=16),
+    Case("ars-2", ARS(references=2), three_of_four),
+    Case("ars-3-own-noise", ARS(references=3), three_of_four, engine=_own),
+    Case("ars-2-masked", ARS(references=2), masked),
+    Case("arsm-budget-1-each", ARS(budget=1, budget_per="example"), two_of_three, 15_000),
+    Case("arsm-budget-2-each", ARS(budget=2, budget_per="example"), three_of_four, 12_000),
+    Case("arsm-budget-update", ARS(budget=20), two_of_three, 24_000, group=16),
+    Case(
+        "ars-2-budget-completions",
+        ARS(references=2, budget=2, budget_per="example", completions=2),
+        three_of_four,
+        12_000,
+    ),
+    Case("arsm-budget-two-samples", ARS(budget=3, budget_per="example", samples=2), two_of_three, 12_000),
+    Case("arsm-bits", ARS(), bits),
+    Case("arm", ARM(), bits),
+    Case("arm-own-noise", ARM(), bits, engine=_own),
+    Case("arm-two-samples", ARM(samples=2), bits, 20_000),
+    Case("disarm", DisARM(), bits),
+    Case("disarm-own-noise", DisARM(), bits, engine=_own),
+    Case("disarm-two-samples", DisARM(samples=2), bits, 20_000),
+    Case("reinforce-others", Reinforce(), two_of_three, 40_000, group=4, split=True),
+    Case("reinforce-others-two-samples", Reinforce(samples=2), two_of_three, 40_002, group=3, split=True),
+    Case("reinforce-plain", Reinforce(baseline="none"), three_of_four),
+    Case("reinforce-alone", Reinforce(), two_of_three, 40_000, group=1, split=True),
+    Case("reinforce-batches", Reinforce(), two_of_three, 6_000, group=4),
+    Case("rloo-2", RLOO(samples=2), three_of_four),
+    Case("rloo-5", RLOO(samples=5), two_of_three, 20_000),
+    Case("self-critic", SelfCritic(), three_of_four),
+    Case("self-critic-two-samples", SelfCritic(samples=2), two_of_three),
+    Case("mc-0", MonteCarlo(completions=0), three_of_four),
+    Case("mc-1", MonteCarlo(completions=1), three_of_four),
+    Case("mc-2", MonteCarlo(completions=2), three_of_four),
+    Case("mc-3-own-noise", MonteCarlo(completions=3), three_of_four, engine=_own),
+    Case("mc-2-two-samples", MonteCarlo(completions=2, samples=2), two_of_three, 20_000),
+]
+BY_NAME = {case.name: case for case in CASES}
