@@ -26,9 +26,12 @@ def main(
 ) -> None:
     """Measure corollout against honest opponents, side by side."""
     console = Console(width=None if sys.stdout.isatty() else 120)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        console.print(f"Other programs keep {load:.1f} of {cores} cores busy: timings will be noisy.", highlight=False)
     missed: list[str] = []
     for name in [str(name) for name in names or Name]:
-        load = os.getloadavg()
+        load_before = os.getloadavg()
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -38,7 +41,7 @@ def main(
             transient=True,
         ) as progress:
             result = MODULES[name].run(quick, progress)
-        path = harness.write(result, out, load)
+        path = harness.write(result, out, load_before)
         harness.show(result, console)
         console.print(f"Written to {path}.\n", highlight=False)
         missed += [

@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
     repetitions: int
 
 
-FULL = Sizes((1000, 3000, 9488, 20000, 50257, 100000), base=9488, top=50257, numbers=400_000, repetitions=7)
+FULL = Sizes((1000, 3000, 9488, 20000, 50257, 100000), base=9488, top=50257, numbers=1_000_000, repetitions=7)
 QUICK = Sizes((100, 200), base=100, top=200, numbers=2000, repetitions=2)
 
 

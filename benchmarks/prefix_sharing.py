@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
     repetitions: int
 
 
-FULL = Sizes(contexts=64, vocab=53, hidden=128, length=20, branches=4000, repetitions=9)
+FULL = Sizes(contexts=64, vocab=53, hidden=128, length=20, branches=4000, repetitions=15)
 QUICK = Sizes(contexts=8, vocab=11, hidden=16, length=6, branches=150, repetitions=2)
 
 

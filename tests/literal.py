@@ -118,6 +118,7 @@ def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
         pi = world.pi(row, step)
         here = (torch.tensor([row]), torch.tensor([step]))
         references = estimator._references(world.trajectories, noise, *here, vocab)
+        assert len(references[0].unique()) == len(references[0]) == (estimator.references or vocab)
         table = by_swapping(world.logits[row, step][None], pi[None], references)[0]
         for k, j in enumerate(references[0].tolist()):
             weight = (1 - vocab * pi[j]) / len(references[0])

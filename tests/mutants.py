@@ -76,7 +76,137 @@ TARGETS: dict[str, list[str]] = {
 # Mutants that may live: (function, altered line, change) -> why nothing that matters changes.
 _PROPOSES = "a bound that only proposes entries: each is then evaluated exactly"
 _ROUNDING = "room for rounding"
-HARMLESS: dict[tuple[str, str, str], str] = {}
+_NAN = "where this says −inf, there would be NaN: neither passes a comparison"
+HARMLESS: dict[tuple[str, str, str], str] = {
+    (
+        "plans.GroupPlan.gradient",
+        "tokens = torch.where(mask, self.trajectories.tokens, 0)[:, :, None]",
+        "0 -> 1",
+    ): "a place that nothing is added to",
+    (
+        "plans.GroupPlan._above_baseline",
+        "shared_reward = share * torch.where(skipped, 0.0, rewards)",
+        "0.0 -> 1.0",
+    ): "times a share of zero",
+    (
+        "plans.GroupPlan._above_baseline",
+        "groups = int(self.group.max()) + 1 if len(self.group) else 0",
+        "1 -> 2",
+    ): "one empty group more",
+    (
+        "plans.GroupPlan._above_baseline",
+        "groups = int(self.group.max()) + 1 if len(self.group) else 0",
+        "0 -> 1",
+    ): "one empty group more",
+    (
+        "plans.GroupPlan._above_baseline",
+        "total_share = torch.where(members > 1, total_share - share, 0.0)",
+        "0.0 -> 1.0",
+    ): "then no reward is left either: the baseline is 0 / 1",
+    (
+        "ars.ARS._spend",
+        "if self.budget is None or len(sizes) == 0:",
+        "0 -> 1",
+    ): "a single branch is always kept",
+    (
+        "ars.ARS._spend",
+        "example = trajectories.examples[coefficients.row[pool[:1]]]",
+        "1 -> 2",
+    ): "only the first is used",
+    (
+        "ars.ARS._spend",
+        "start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]",
+        "1 -> 2",
+    ): "only the first is used",
+    (
+        "ars.Coefficients.collect",
+        "steps = int(step.max()) + 1 if len(step) else 1",
+        "1 -> 2",
+    ): "codes with room for another step",
+    **{
+        ("ars.Coefficients.collect", "some = centred > 32 * torch.finfo(total.dtype).eps * squares", change): _ROUNDING
+        for change in (
+            "32 * torch.finfo(total.dtype).eps * squares -> 32 * torch.finfo(total.dtype).eps / squares",
+            "32 * torch.finfo(total.dtype).eps * squares -> 32 * torch.finfo(total.dtype).eps",
+            "32 -> 33",
+        )
+    },
+    (
+        "ars._contrasts",
+        "number = torch.full((len(coefficients.row),), -1, dtype=torch.int64, device=kept.device)",
+        "1 -> 2",
+    ): "any negative number says: not kept",
+    (
+        "budget.systematic_sample",
+        "certain = probabilities == 1",
+        "1 -> 2",
+    ): "an interval of length 1 is hit by exactly one tick",
+    (
+        "budget.systematic_sample",
+        "hit = torch.searchsorted(cumulated, comb, right=True).clamp_(max=len(open_ends) - 1)",
+        "len(open_ends) - 1 -> len(open_ends) + 1",
+    ): _ROUNDING,
+    (
+        "score._greedy_baselines",
+        "number = torch.full((rows, width + 1), width, dtype=torch.int64, device=mask.device)",
+        "1 -> 2",
+    ): "one column more than is read",
+    (
+        "score._greedy_baselines",
+        "source = torch.arange(rows, device=mask.device)[:, None].repeat(1, width + 1)",
+        "1 -> 2",
+    ): "more columns than are read",
+    (
+        "binary.disarm_weight",
+        "return 0.5 * sign * phi.abs().sigmoid()",
+        "0.5 * sign -> 0.5 / sign",
+    ): "the sign is 1 or −1",
+    (
+        "pseudo._block",
+        "z2_free = (z2 != j) & (z2 != swap)",
+        "(z2 != j) & (z2 != swap) -> (z2 != j) | (z2 != swap)",
+    ): "where it matters, an exchanged value is no larger than the runner-up's",
+    (
+        "pseudo._block",
+        "row, k = (is_true & ~alone[:, None]).nonzero(as_tuple=True)",
+        "is_true & ~alone[:, None] -> is_true | ~alone[:, None]",
+    ): _PROPOSES,
+    **{
+        ("pseudo._pairs", "slack = 4 * torch.finfo(x.dtype).eps", change): _PROPOSES
+        for change in (
+            "4 * torch.finfo(x.dtype).eps -> 4 / torch.finfo(x.dtype).eps",
+            "4 * torch.finfo(x.dtype).eps -> 4",
+            "4 -> 5",
+        )
+    },
+    **{
+        ("pseudo._pairs", line, f"slack * ({terms}) -> {change}"): _ROUNDING
+        for line, terms in (
+            ("bound = lowest - limit - slack * (lowest.abs() + limit.abs())", "lowest.abs() + limit.abs()"),
+            ("bound = limit + highest + slack * (limit.abs() + highest.abs())", "limit.abs() + highest.abs()"),
+            (
+                "threshold = limit[:, None] + y_pad + slack * (limit.abs()[:, None] + y_pad.abs())",
+                "limit.abs()[:, None] + y_pad.abs()",
+            ),
+        )
+        for change in (f"slack / ({terms})", "slack")
+    },
+    (
+        "pseudo._pairs",
+        "y_row, y_index, y_pad = _ragged(y, y >= bound[:, None], -torch.inf)",
+        "-torch.inf -> torch.inf",
+    ): _PROPOSES,
+    (
+        "pseudo._pairs",
+        "bound = torch.where(highest == -torch.inf, -torch.inf, bound)",
+        "-torch.inf -> torch.inf",
+    ): f"{_NAN}; or {_PROPOSES}",
+    (
+        "pseudo._pairs",
+        "threshold = torch.where(y_pad == -torch.inf, -torch.inf, threshold)",
+        "-torch.inf -> torch.inf",
+    ): "padding that is not read",
+}
 
 
 @dataclass(frozen=True)

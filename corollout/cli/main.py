@@ -11,21 +11,27 @@ from corollout.cli.demo import demo
 from corollout.errors import CorolloutError
 
 cli = typer.Typer(
-    help="Fine-tune sequence generators on rewards that cannot be differentiated.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 cli.command()(demo)
 
 
-@cli.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"corollout {corollout.__version__}")
         raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Fine-tune sequence generators on rewards that cannot be differentiated."""
 
 
 def app() -> None:

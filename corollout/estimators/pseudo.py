@@ -191,9 +191,8 @@ def _pairs(
     """
     slack = 4 * torch.finfo(x.dtype).eps
     lowest = x.amin(1)
-    y_row, y_index, y_pad = _ragged(
-        y, y >= (lowest - limit - slack * (lowest.abs() + limit.abs()))[:, None], -torch.inf
-    )
+    bound = lowest - limit - slack * (lowest.abs() + limit.abs())
+    y_row, y_index, y_pad = _ragged(y, y >= bound[:, None], -torch.inf)
     if len(y_row) == 0:
         return y_row, y_row, y_row
     highest = y_pad.amax(1)

@@ -16,7 +16,8 @@ p { max-width: 46rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .95rem; }
 th, td { padding: .45rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { white-space: normal; min-width: 5rem; font-weight: 600; color: var(--soft); border-bottom-width: 2px; vertical-align: bottom; }
+th { white-space: normal; min-width: 5rem; font-weight: 600; color: var(--soft); border-bottom-width: 2px;
+     vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; font-weight: 600; }
 svg { max-width: 100%; height: auto; min-width: 44rem; }
 pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }

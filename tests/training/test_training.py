@@ -41,9 +41,9 @@ from corollout.training import (
     estimate,
     evaluate,
     flat_gradient,
-    greedy_rewards,
     pretrain,
     probe_variance,
+    rewards_of,
 )
 from corollout.types import Sampler
 
@@ -106,7 +106,7 @@ def test_self_critic_is_the_gradient_of_its_surrogate_loss(samples: int):
     batch = data.batch(range(6))
     sample = estimated(policy, batch, f"sc-{samples}")
     gradient = gradients(policy)
-    greedy = greedy_rewards(make_engine(policy), data, Reward(likeness))[:6]
+    greedy = rewards_of(make_engine(policy), data, Reward(likeness))[:6]
     contexts = sample.trajectories.contexts
     weights = (sample.rewards[: len(contexts)] - greedy[contexts]) / samples
     expected = surrogate_gradient(policy, sample, batch.context, weights)
@@ -145,6 +145,18 @@ def test_costs_are_counted(name: str):
     assert {"sample", "plan", "complete", "reward", "score", "backward"} <= set(sample.seconds)
     mains = len(sample.trajectories.tokens)
     assert sample.mean_reward == pytest.approx(float(sample.rewards[:mains].mean()))
+
+
+def test_self_critic_rolls_out_each_greedy_sequence_once():
+    """From where the sample first leaves it, and not at all if it never does."""
+    policy = make_policy()
+    sample = estimated(policy, make_data().batch(range(8)), "sc-4")
+    branches, trajectories = sample.plan.branches, sample.trajectories
+    leaves = trajectories.mask & (trajectories.logits.argmax(2) != trajectories.tokens)
+    rows = leaves.any(1).nonzero().squeeze(1)
+    assert branches.parent.tolist() == rows.tolist()
+    assert branches.step.tolist() == leaves[rows].long().argmax(1).tolist()
+    assert int(leaves.sum()) > len(rows)
 
 
 def test_rewards_belong_to_their_sequences():
@@ -819,9 +831,27 @@ def test_evaluation_is_the_mean_reward_of_greedy_sequences():
         greedy = engine.sample(memory, data.ids, Sampler("greedy"), Noise(0)).trajectories
     expected = likeness(greedy.lists(), data.batch(range(11)).columns["target"], greedy.finished.tolist())
     for batch_size in (1, 4, 256):
-        assert greedy_rewards(engine, data, Reward(likeness), batch_size=batch_size).tolist() == expected
+        assert rewards_of(engine, data, Reward(likeness), batch_size=batch_size).tolist() == expected
     assert evaluate(engine, data, Reward(likeness)) == pytest.approx(sum(expected) / 11)
     assert len(set(expected)) > 2
+
+
+def test_evaluation_may_sample():
+    policy, data = make_policy(), make_data(11)
+    engine = make_engine(policy)
+    batch = data.batch(range(11))
+    drawn = []
+    for seed in (3, 4):
+        with torch.no_grad():
+            memory = policy.encode(batch.context)
+            trajectories = engine.sample(memory, data.ids, Sampler("sample"), Noise(seed)).trajectories
+        expected = likeness(trajectories.lists(), batch.columns["target"], trajectories.finished.tolist())
+        for batch_size in (4, 256):
+            values = rewards_of(engine, data, Reward(likeness), mode="sample", seed=seed, batch_size=batch_size)
+            assert values.tolist() == expected
+        assert evaluate(engine, data, Reward(likeness), mode="sample", seed=seed) == pytest.approx(sum(expected) / 11)
+        drawn.append(expected)
+    assert drawn[0] != drawn[1]
 
 
 def test_evaluation_leaves_skipped_examples_out():
@@ -829,7 +859,7 @@ def test_evaluation_leaves_skipped_examples_out():
         return [float(example) if example % 2 else None for example in examples]
 
     engine = make_engine(make_policy())
-    values = greedy_rewards(engine, make_data(), Reward(odd))
+    values = rewards_of(engine, make_data(), Reward(odd))
     assert values.isnan().tolist() == [True, False] * 4
     assert evaluate(engine, make_data(), Reward(odd)) == 104.0
 
@@ -853,9 +883,9 @@ def test_evaluation_is_without_dropout(make: Callable[[], nn.Module]):
     engine = Engine(policy, bos=BOS, eos=EOS, max_length=LENGTH)
     data = make_data(40)
     policy.eval()
-    expected = greedy_rewards(engine, data, Reward(likeness)).tolist()
+    expected = rewards_of(engine, data, Reward(likeness)).tolist()
     policy.train()
-    assert greedy_rewards(engine, data, Reward(likeness)).tolist() == expected
+    assert rewards_of(engine, data, Reward(likeness)).tolist() == expected
     assert policy.training
 
 

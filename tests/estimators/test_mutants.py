@@ -1,0 +1,20 @@
+"""The proof of unbiasedness would notice an error: see tests/mutants.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARDS = 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(1, SHARDS + 1))
+def test_every_alteration_is_noticed(shard: int):
+    script = Path(__file__).parents[1] / "mutants.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--shard", f"{shard}/{SHARDS}"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 survived" in result.stdout
