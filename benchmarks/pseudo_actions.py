@@ -18,7 +18,7 @@ from torch import Tensor
 import corollout
 from benchmarks.harness import Result, Target, Timing, best, figure, milliseconds, time_alternately, with_threads
 from corollout.estimators.pseudo import _search_torch  # pyright: ignore[reportPrivateUsage]
-from corollout.noise import SHARED, Noise, dirichlet, subsets
+from corollout.noise import Noise, dirichlet, subsets
 
 SEED = 1
 KINDS = {"normal × 3": 3.0, "flat": 0.0}
@@ -108,7 +108,7 @@ def draw(rows: int, vocab: int, scale: float, seed: int = SEED) -> tuple[Tensor,
 
 
 def shared_references(vocab: int, count: int, seed: int = SEED) -> Int64[Tensor, " reference"]:
-    keys = Noise(seed).keys(torch.tensor([SHARED]))
+    keys = Noise(seed).keys(torch.zeros(1, dtype=torch.int64))
     return subsets(keys, torch.zeros_like(keys), vocab, count)[0]
 
 

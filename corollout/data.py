@@ -27,6 +27,14 @@ class Batch:
         """What ``policy.encode`` reads."""
         return self.columns["context"]
 
+    def aligned(self, contexts: Int64[Tensor, " row"]) -> "dict[str, Rows]":
+        """The columns as rows see them that belong to these contexts: what a reward function gets, on the CPU."""
+        places = contexts.tolist()
+        return {
+            name: Rows(column.cpu() if isinstance(column, Tensor) else column, places)
+            for name, column in self.columns.items()
+        }
+
 
 class Columns:
     """A data set in memory: ``Columns(context=…, answer=…)``.
@@ -43,9 +51,10 @@ class Columns:
             raise InputError(f"the columns of a data set must be of equal length, not {lengths}")
         self.columns = columns
         count = lengths["context"]
-        self.ids = torch.arange(count) if ids is None else torch.as_tensor(ids, dtype=torch.int64)
-        if self.ids.shape != (count,) or len(self.ids.unique()) != count:
+        given = torch.arange(count) if ids is None else torch.as_tensor(ids)
+        if given.is_floating_point() or given.shape != (count,) or len(given.unique()) != count:
             raise InputError(f"ids must be {count} different whole numbers, one for each example")
+        self.ids = given.long()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,7 +62,10 @@ class Columns:
     def batch(self, index: Sequence[int] | Int64[Tensor, " context"], device: torch.device | str = "cpu") -> Batch:
         """The examples at some places; tensors are moved to the device."""
         where = torch.as_tensor(index, dtype=torch.int64)
-        columns = {name: take(column, where, device) for name, column in self.columns.items()}
+        columns = {
+            name: column[where].to(device) if isinstance(column, Tensor) else [column[i] for i in where.tolist()]
+            for name, column in self.columns.items()
+        }
         return Batch(self.ids[where].to(device), columns)
 
     def epoch(self, batch_size: int, noise: Noise, device: torch.device | str = "cpu") -> Iterator[Batch]:
@@ -67,8 +79,16 @@ def shuffled(ids: Int64[Tensor, " example"], noise: Noise) -> Int64[Tensor, " ex
     return noise.keys(ids, ORDER).argsort()
 
 
-def take(column: Any, index: Int64[Tensor, " row"], device: torch.device | str = "cpu") -> Any:
-    """Some entries of a column."""
-    if isinstance(column, Tensor):
-        return column[index.to(column.device)].to(device)
-    return [column[i] for i in index.tolist()]
+class Rows(Sequence[Any]):
+    """A column as seen by rows: entry i is the column's entry for row i's context. Nothing is copied."""
+
+    def __init__(self, column: Any, contexts: list[int]):
+        self._column, self._contexts = column, contexts
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return Rows(self._column, self._contexts[row])
+        return self._column[self._contexts[row]]

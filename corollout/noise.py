@@ -18,6 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.types import full_precision
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -28,8 +29,8 @@ _BELOW_ONE = {torch.float32: 1 - 2.0**-24, torch.float64: 1 - 2.0**-53}
 
 # What a key is for; the first label after the example, so that no two uses ever share numbers.
 MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER = range(6)
-# Stands in the place of the example for draws that a whole batch shares.
-SHARED = -1
+# Estimators of one's own take labels from here on.
+FREE = 16
 
 Keys = Int64[Tensor, " row"]
 Steps = Int64[Tensor, " row"]
@@ -44,7 +45,8 @@ class Noise:
     def __init__(self, seed: int):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"the seed must be a whole number, not {seed!r}")
-        self._key = int(_mix_int(seed + _GAMMA))
+        # Mixed once more than a label is: seed and example must not be exchangeable.
+        self._key = _mix_int(_mix_int(seed + _GAMMA) + _MIX_2)
 
     def fold(self, *labels: int) -> "Noise":
         """The noise of a part of the work (an epoch, a probe), independent of every other part's."""
@@ -65,6 +67,10 @@ class Noise:
             else:
                 key = _mix(key ^ _mix(label + _signed(_GAMMA)))
         return key
+
+    def shared_key(self, examples: Int64[Tensor, " row"], label: int) -> Int64[Tensor, " 1"]:
+        """One key for a batch as a whole: it depends on which examples are in it, not on their order."""
+        return _mix(self.keys(examples, label).sum(0, keepdim=True))
 
 
 def bits(keys: Keys, steps: Steps, width: int) -> Int64[Tensor, "row width"]:
@@ -98,6 +104,7 @@ def race(logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps) -> Int64[
     The compiled loop takes the logarithm of few numbers only: e ≥ u, so a position whose u exp(−φ) is already
     behind the leader cannot win.
     """
+    logits = full_precision(logits)
     if logits.device.type == "cpu":
         # exp(max − φ): at worst infinite, where the probability is zero in the same precision.
         weights = (logits.amax(1, keepdim=True) - logits).exp_()
@@ -159,8 +166,7 @@ def _bits_torch(keys: Tensor, steps: Tensor, width: int) -> Tensor:
 
 
 def _race_torch(logits: Tensor, keys: Tensor, steps: Tensor) -> Tensor:
-    dtype = logits.dtype if logits.dtype in _BELOW_ONE else torch.float32
-    return (exponential(keys, steps, logits.shape[1], dtype).log_() - logits).argmin(1)
+    return (exponential(keys, steps, logits.shape[1], logits.dtype).log_() - logits).argmin(1)
 
 
 _U = np.uint64

@@ -16,7 +16,7 @@ from torch import Tensor
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise, race
 from corollout.policies.protocol import Policy, concat, evaluation_mode, select
-from corollout.types import Branches, Sampler, Sequences, Trajectories
+from corollout.types import Branches, Sampler, Sequences, Trajectories, full_precision
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,23 @@ class Engine:
             for chunk in self._chunks(len(branches), order.device):
                 tokens += self._run_branches(mains, branches, order[chunk], keys, out)
         return Completions(out.sequences(), tokens)
+
+    @torch.no_grad()
+    def check_states(self, mains: Mains) -> None:
+        """Refuse a policy that changes a state in place: branches would start from what their parents became."""
+        for prefix in mains.prefixes:
+            if len(prefix.rows) < 2:
+                continue
+            rows = prefix.rows[1]
+            place = torch.searchsorted(prefix.rows[0], rows)
+            with evaluation_mode(self.policy):
+                again, _ = self.policy.step(select(prefix.states[0], place), mains.trajectories.tokens[rows, 0])
+            gap = (again.log_softmax(1) - mains.trajectories.logits[rows, 1].log_softmax(1)).nan_to_num(0.0).abs()
+            if float(gap.max()) > score_tolerance(again.dtype):
+                raise PolicyError(
+                    "policy.step changes its state in place: from a state that was kept, the same token gives other "
+                    "logits later on; return a new state instead"
+                )
 
     def score_inputs(self, sequences: Sequences) -> Int64[Tensor, "row step"]:
         """What ``policy.score`` reads to give the logits of every token of the sequences."""
@@ -303,7 +320,12 @@ class Engine:
                 f"policy.step returned NaN or +inf, or masked every token, "
                 f"for example {int(examples[bad][0])} at step {t}"
             )
-        return logits, state
+        return full_precision(logits), state
+
+
+def score_tolerance(dtype: torch.dtype) -> float:
+    """How far two computations of the same log-probability may be apart."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
 class _Sheet:

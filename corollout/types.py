@@ -39,7 +39,8 @@ class Trajectories(Sequences):
     samples: Int64[Tensor, " row"]  # number of the draw among its context's
     keys: Int64[Tensor, " row"]  # noise key of its steps
     log_probs: Float[Tensor, " row"]
-    logits: Float[Tensor, "row step vocab"]  # zero beyond a row's length; with a beam, no logits: vocab = 0
+    # In float32 or float64, zero beyond a row's length. A beam keeps no logits: there vocab = 0.
+    logits: Float[Tensor, "row step vocab"]
 
     @property
     def mask(self) -> Bool[Tensor, "row step"]:
@@ -86,6 +87,11 @@ class Branches:
 
     def select(self, index: Tensor) -> "Branches":
         return Branches(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Half-precision numbers in single precision, in which noise and coefficients are computed."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 @dataclass

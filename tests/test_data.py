@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from corollout.data import Columns, shuffled, take
+from corollout.data import Columns, Rows, shuffled
 from corollout.errors import InputError
 from corollout.noise import Noise
 
@@ -107,8 +107,11 @@ def test_orders_are_uniform_enough():
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 41.5
 
 
-def test_entries_are_taken_from_tensors_and_lists():
-    index = torch.tensor([2, 0])
-    assert take([10, 11, 12], index) == [12, 10]
-    assert take(("x", "y", "z"), index) == ["z", "x"]
-    assert take(torch.tensor([10, 11, 12]), index).tolist() == [12, 10]
+@pytest.mark.parametrize("column", [[10, 11, 12], (10, 11, 12), torch.tensor([10, 11, 12])])
+def test_rows_see_the_entries_of_their_contexts(column):
+    rows = Rows(column, [2, 0, 2])
+    assert len(rows) == 3
+    assert [int(entry) for entry in rows] == [12, 10, 12]
+    assert [int(entry) for entry in rows[1:]] == [10, 12]
+    batch = Columns(context=[0, 0, 0], other=column).batch([2, 1])
+    assert [int(entry) for entry in batch.aligned(torch.tensor([1, 1, 0]))["other"]] == [11, 11, 12]

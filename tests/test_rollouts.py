@@ -406,7 +406,7 @@ def test_masked_tokens_are_never_generated():
 def test_policies_of_any_precision_can_be_sampled(dtype: torch.dtype):
     policy = TablePolicy(5, 4, dtype=dtype)
     mains = sample_fixed(policy, Sampler("sample", 4))
-    assert mains.trajectories.logits.dtype == dtype
+    assert mains.trajectories.logits.dtype == torch.float32  # half precision is only the model's
     exact = sample_fixed(policy.double(), Sampler("sample", 4))
     assert rows_of(mains.trajectories) == rows_of(exact.trajectories)
 

@@ -41,6 +41,3 @@ def app() -> None:
     except CorolloutError as error:
         Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted.")
-        sys.exit(130)

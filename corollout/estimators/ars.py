@@ -20,7 +20,7 @@ from corollout.errors import InputError
 from corollout.estimators.budget import keep_probabilities, systematic_sample
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import pseudo_actions
-from corollout.noise import BUDGET, REFERENCES, SHARED, Noise, dirichlet, subsets, uniform
+from corollout.noise import BUDGET, REFERENCES, Noise, dirichlet, subsets, uniform
 from corollout.types import Branches, Sampler, Trajectories
 
 # Steps are treated in groups of at most this many numbers of noise.
@@ -85,8 +85,6 @@ class ARS:
         self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
     ) -> "Coefficients":
         logits = trajectories.logits[rows, steps]
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
         vocab = logits.shape[1]
         pi = dirichlet(trajectories.keys[rows], steps, vocab, logits.dtype)
         references = self._references(trajectories, noise, rows, steps, vocab)
@@ -120,7 +118,7 @@ class ARS:
         if count == vocab:
             return torch.arange(vocab, device=rows.device).expand(len(rows), -1)
         if self.shared_references:
-            keys = noise.keys(torch.full_like(rows, SHARED), REFERENCES)
+            keys = noise.shared_key(trajectories.examples, REFERENCES).expand(len(rows)).contiguous()
         else:
             keys = noise.keys(trajectories.examples[rows], REFERENCES, trajectories.samples[rows])
         return subsets(keys, steps, vocab, count)
@@ -136,6 +134,7 @@ class ARS:
         context = trajectories.contexts[coefficients.row]
         if self.budget_per == "update":
             context = torch.zeros_like(context)
+        shared = noise.shared_key(trajectories.examples, BUDGET)
         kept, weights = [], []
         # Branches come in the order of their contexts, so each context's are a run.
         for pool in every.split(context.bincount().tolist()):
@@ -143,7 +142,7 @@ class ARS:
                 continue
             s = keep_probabilities(sizes[pool], self.budget)
             example = trajectories.examples[coefficients.row[pool[:1]]]
-            keys = noise.keys(torch.full_like(example, SHARED) if self.budget_per == "update" else example, BUDGET)
+            keys = shared if self.budget_per == "update" else noise.keys(example, BUDGET)
             start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]
             chosen = systematic_sample(s, start)
             kept.append(pool[chosen])

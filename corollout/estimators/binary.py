@@ -45,6 +45,10 @@ class ARM:
     samples: int = 1
     weight = staticmethod(arm_weight)
 
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"{type(self).__name__} needs samples ≥ 1, not {self.samples}")
+
     @property
     def sampler(self) -> Sampler:
         return Sampler("sample", self.samples)

@@ -17,7 +17,7 @@ def keep_probabilities(sizes: Float[Tensor, " branch"], count: int) -> Float[Ten
     if count >= len(sizes):
         return torch.ones_like(sizes)
     positive = sizes[sizes > 0]
-    sizes = torch.where(sizes > 0, sizes, positive.min() if len(positive) else 1.0)
+    sizes = torch.where(sizes > 0, sizes, positive.min()) / positive.max() if len(positive) else sizes + 1
     # From the largest on: the first i are certain if what is left for the others would still give the next one ≥ 1.
     ordered = sizes.sort(descending=True).values
     tail = ordered.flip(0).cumsum(0).flip(0)

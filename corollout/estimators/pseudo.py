@@ -122,15 +122,13 @@ def _search_torch(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, T
 
 def _block(phi: Tensor, a: Tensor, references: Tensor, start: int) -> tuple[Tensor, Tensor, _Entries]:
     vocab = phi.shape[1]
-    if vocab == 1 or len(phi) == 0:
-        nothing = torch.empty(0, dtype=torch.int64, device=phi.device)
-        zeros = torch.zeros_like(references)
-        return zeros[:, 0], zeros, (nothing, nothing, nothing, nothing)
-
     best, true = (a - phi).min(1)
     bad = ~best.isfinite()
     if bad.any():
         raise _no_distribution(start + int(bad.nonzero()[0]))
+    if vocab == 1 or len(phi) == 0:
+        nothing = torch.empty(0, dtype=torch.int64, device=phi.device)
+        return true, torch.zeros_like(references), (nothing, nothing, nothing, nothing)
     # "Rest" is everything but z: a masked action, as it were.
     a_rest = a.scatter(1, true[:, None], torch.inf)
     phi_rest = phi.scatter(1, true[:, None], -torch.inf)
@@ -298,9 +296,9 @@ def _within(a, phi, phi_bound, a_bound, found):
 
 @no_type_check
 @numba.njit(cache=True)
-def _order(values, limit, slack):
-    """The positions of the values up to a limit, in ascending order of the values."""
-    kept = np.nonzero(values <= limit + slack * (abs(limit) + np.abs(values)))[0]
+def _order(values, limit, room):
+    """The positions of the values up to a limit, with room for rounding, in ascending order of the values."""
+    kept = np.nonzero(values <= limit + room)[0]
     return kept[np.argsort(values[kept])]
 
 
@@ -347,8 +345,9 @@ def _loop(phis, logs, references):
         a_bound = phis.dtype.type(o_z + highest_phi + slack * (abs(highest_phi) + abs(o_z)))
         candidates = found[: _within(a, phi, phi_bound, a_bound, found)]
         if len(candidates) > 1 or (len(candidates) == 1 and candidates[0] != z):
-            by_a = _order(a[js], o_z + phi[candidates].max(), slack)
-            by_phi = _order(-phi[js], o_z - a[candidates].min(), slack)
+            top_phi, low_a = phi[candidates].max(), a[candidates].min()
+            by_a = _order(a[js], o_z + top_phi, slack * (abs(o_z) + abs(top_phi)))
+            by_phi = _order(-phi[js], o_z - low_a, slack * (abs(o_z) + abs(low_a)))
             for m in candidates:
                 if m == z:
                     continue

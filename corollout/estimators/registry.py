@@ -47,6 +47,8 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
     kind, counted = _ESTIMATORS[plain]
     if k is not None and not counted:
         raise InputError(f"{plain} takes no number k")
+    if k is not None and counted in options:
+        raise InputError(f"{plain} was given both the number {k} and {counted} = {options[counted]}: leave one out")
     if k is not None:
         options[counted] = k
     elif plain == "ars":

@@ -11,7 +11,7 @@ from corollout.estimators.binary import ARM
 from corollout.estimators.plans import Estimator
 from corollout.estimators.registry import make_estimator
 from corollout.noise import MAIN, Noise, race
-from corollout.types import Trajectories
+from corollout.types import Trajectories, full_precision
 
 VariableReward = Callable[[Int64[Tensor, " n"], Int64[Tensor, " n"]], Tensor]
 
@@ -33,10 +33,10 @@ def estimate_gradient(
     The same seed gives the same estimate; draw many with different seeds.
     """
     _check_logits(logits)
+    if k is not None and not isinstance(estimator, str):
+        raise InputError("k goes with the name of an estimator; an estimator that is made already has its own options")
     method = make_estimator(estimator, k) if isinstance(estimator, str) else estimator
-    given, logits = logits, logits.detach()
-    if logits.dtype not in (torch.float32, torch.float64):
-        logits = logits.float()
+    given, logits = logits, full_precision(logits.detach())
     bernoulli = isinstance(method, ARM) and logits.shape[1] == 1
     if bernoulli:
         logits = torch.cat([torch.zeros_like(logits), logits], 1)

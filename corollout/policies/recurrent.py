@@ -1,12 +1,11 @@
 """Reference LSTM and GRU decoders."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-Module = TypeVar("Module", bound=nn.Module)
 State = tuple[Float[Tensor, "row layer hidden"], ...]
 
 
@@ -19,10 +18,6 @@ class TokenEncoder(nn.Module):
         self.forwards = nn.GRU(width, width, batch_first=True)
         self.backwards = nn.GRU(width, width, batch_first=True)
         self.width = 2 * width
-
-    def train(self, mode: bool = True) -> "TokenEncoder":
-        super().train(mode)
-        return _always_training(self, self.forwards, self.backwards)
 
     def forward(self, context: Int64[Tensor, "row place"]) -> Float[Tensor, "row width"]:
         lengths = (context >= 0).sum(1)
@@ -63,10 +58,6 @@ class RecurrentPolicy(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(hidden, vocab)
 
-    def train(self, mode: bool = True) -> "RecurrentPolicy":
-        super().train(mode)
-        return _always_training(self, self.rnn)
-
     def encode(self, context: Any) -> dict[str, Tensor]:
         vector = self.encoder(context)
         hidden = self.bridge(vector).tanh().unflatten(1, (self.rnn.num_layers, -1))
@@ -95,11 +86,3 @@ class RecurrentPolicy(nn.Module):
         y, after = self.rnn(x, layered if isinstance(self.rnn, nn.LSTM) else layered[0])
         after = after if isinstance(after, tuple) else (after,)
         return y, tuple(part.transpose(0, 1) for part in after)
-
-
-def _always_training(module: Module, *rnns: nn.Module) -> Module:
-    """Leave recurrent layers in training mode: cuDNN computes no gradient in evaluation mode, which policy gradients
-    need, and the layers have no dropout of their own, so that the mode makes no difference to what they compute."""
-    for rnn in rnns:
-        rnn.training = True
-    return module

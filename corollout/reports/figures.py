@@ -63,15 +63,15 @@ def _variances(axes: Axes, series: Sequence[Series]) -> None:
     for place, (colour, one) in enumerate(zip(COLOURS, series, strict=False)):
         axes.errorbar(one.variance, place, xerr=one.variance_error, fmt="o", color=colour, capsize=3)
         axes.annotate(f"{one.variance:.3g}", (one.variance, place), (0, 7), textcoords="offset points", ha="center")
-    axes.set_xscale("log")
     lowest, highest = min(one.variance for one in series), max(one.variance for one in series)
     if lowest > 0:
+        axes.set_xscale("log")
         axes.set_xlim(lowest / 2, highest * 2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
     axes.set_yticks(range(len(series)), [one.name for one in series])
     axes.set_ylim(len(series) - 0.5, -0.6)
-    _label(axes, "Gradient variance, same parameters", "trace of the covariance (log scale)")
+    _label(axes, "Gradient variance, same parameters", "trace of the covariance")
 
 
 def _label(axes: Axes, title: str, x: str) -> None:

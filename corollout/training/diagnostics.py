@@ -13,7 +13,7 @@ from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import Estimator
 from corollout.noise import Noise
-from corollout.rewards import Reward
+from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.estimate import estimate
 from corollout.types import Cost
@@ -76,8 +76,8 @@ def flat_gradient(parameters: Iterable[nn.Parameter]) -> Float[Tensor, " paramet
 def probe_variance(
     engine: Engine,
     batch: Batch,
-    reward: Reward,
-    estimator: Estimator,
+    reward: Reward | RewardFunction,
+    estimator: Estimator | str,
     count: int,
     noise: Noise,
     on_estimate: Callable[[], None] | None = None,

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from corollout.data import Batch, take
-from corollout.errors import PolicyError
-from corollout.estimators import Estimator, Plan
+from corollout.data import Batch
+from corollout.errors import InputError, PolicyError
+from corollout.estimators import Estimator, Plan, make_estimator
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode, select
-from corollout.rewards import Reward
-from corollout.rollouts import Engine
-from corollout.types import Cost, Sequences, Trajectories
+from corollout.rewards import Reward, RewardFunction
+from corollout.rollouts import Engine, score_tolerance
+from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Estimate:
     def backward(self) -> None:
         """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
         start = time.perf_counter()
-        self.logits.backward(gradient=-self.gradient / max(self.contexts, 1))
+        self.logits.backward(gradient=(-self.gradient / max(self.contexts, 1)).to(self.logits.dtype))
         self.seconds["backward"] = time.perf_counter() - start
 
     @property
@@ -44,13 +44,23 @@ class Estimate:
 
 
 def estimate(
-    engine: Engine, batch: Batch, reward: Reward, estimator: Estimator, noise: Noise, *, check_score: bool = False
+    engine: Engine,
+    batch: Batch,
+    reward: Reward | RewardFunction,
+    estimator: Estimator | str,
+    noise: Noise,
+    *,
+    check_score: bool = False,
 ) -> Estimate:
     """Estimate the gradient of the expected reward of a batch of contexts.
 
     Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
-    that was sampled. ``check_score`` compares what ``policy.score`` and ``policy.step`` say of the same tokens.
+    that was sampled. ``check_score`` compares what ``policy.score`` and ``policy.step`` say of the same tokens, and
+    makes sure that ``policy.step`` leaves old states alone.
     """
+    if len(batch) == 0:
+        raise InputError("the batch is empty: there is no gradient to estimate")
+    reward, estimator = as_reward(reward), as_estimator(estimator)
     clock = _Clock()
     policy = engine.policy
     with evaluation_mode(policy):
@@ -67,10 +77,19 @@ def estimate(
         logits = policy.score(select(memory, trajectories.contexts), engine.score_inputs(trajectories))
         if check_score:
             _compare(logits.detach(), trajectories)
-        gradient = plan.gradient(rewards, logits.detach())
+            engine.check_states(mains)
+        gradient = plan.gradient(rewards, full_precision(logits.detach()))
         clock.lap("score")
     cost = Cost(mains.tokens + done.tokens, mains.tokens, len(plan.branches), calls)
     return Estimate(trajectories, plan, done.sequences, rewards, logits, gradient, len(batch), cost, clock.seconds)
+
+
+def as_reward(reward: Reward | RewardFunction) -> Reward:
+    return reward if isinstance(reward, Reward) else Reward(reward)
+
+
+def as_estimator(estimator: Estimator | str) -> Estimator:
+    return make_estimator(estimator) if isinstance(estimator, str) else estimator
 
 
 def score_sequences(
@@ -81,7 +100,7 @@ def score_sequences(
     scores = reward(
         trajectories.lists() + completed.lists(),
         batch.examples[context].tolist(),
-        {name: take(column, context.cpu()) for name, column in batch.columns.items()},
+        batch.aligned(context),
         trajectories.finished.tolist() + completed.finished.tolist(),
     )
     return scores.values.to(trajectories.tokens.device), scores.calls
@@ -99,8 +118,7 @@ def _compare(scored: Float[Tensor, "row step vocab"], trajectories: Trajectories
     tokens = trajectories.tokens[:, :, None]
     gap = (scored.log_softmax(2) - sampled.log_softmax(2)).gather(2, tokens).squeeze(2).abs()
     gap = torch.where(trajectories.mask, gap, 0.0)
-    tolerance = 1e-3 if scored.dtype in (torch.float32, torch.float64) else 5e-2
-    if not bool((gap <= tolerance).all()):
+    if not bool((gap <= score_tolerance(scored.dtype)).all()):
         row, step = divmod(int(gap.nan_to_num(torch.inf).argmax()), gap.shape[1])
         raise PolicyError(
             f"policy.score and policy.step disagree: for example {int(trajectories.examples[row])} the log-probability "

@@ -6,12 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from corollout.data import Columns, take
+from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.policies import evaluation_mode
-from corollout.rewards import Reward
+from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
+from corollout.training.estimate import as_reward
 from corollout.types import Sampler
 
 
@@ -19,7 +20,7 @@ from corollout.types import Sampler
 def rewards_of(
     engine: Engine,
     data: Columns,
-    reward: Reward,
+    reward: Reward | RewardFunction,
     *,
     mode: Literal["greedy", "sample"] = "greedy",
     seed: int = 0,
@@ -29,21 +30,22 @@ def rewards_of(
     """The reward of the greedy sequence, or of one sampled, of every example; NaN where the function skipped it."""
     if len(data) == 0:
         raise InputError("there is no example to evaluate on")
+    judge = as_reward(reward)
     values = []
     for index in torch.arange(len(data)).split(batch_size):
         batch = data.batch(index, device)
         with evaluation_mode(engine.policy):
             memory = engine.policy.encode(batch.context)
         drawn = engine.sample(memory, batch.examples, Sampler(mode), Noise(seed)).trajectories
-        columns = {name: take(column, torch.arange(len(batch))) for name, column in batch.columns.items()}
-        values.append(reward(drawn.lists(), batch.examples.tolist(), columns, drawn.finished.tolist()).values)
+        columns = batch.aligned(drawn.contexts)
+        values.append(judge(drawn.lists(), batch.examples.tolist(), columns, drawn.finished.tolist()).values)
     return torch.cat(values)
 
 
 def evaluate(
     engine: Engine,
     data: Columns,
-    reward: Reward,
+    reward: Reward | RewardFunction,
     *,
     mode: Literal["greedy", "sample"] = "greedy",
     seed: int = 0,

@@ -13,10 +13,10 @@ from corollout.data import Batch, Columns
 from corollout.errors import InputError, PolicyError
 from corollout.estimators import Estimator
 from corollout.noise import Noise
-from corollout.rewards import Reward
+from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.diagnostics import RunningVariance, flat_gradient
-from corollout.training.estimate import Estimate, estimate
+from corollout.training.estimate import Estimate, as_estimator, as_reward, estimate
 from corollout.types import Cost
 
 # Parts of the seed's noise: what each is used for.
@@ -43,16 +43,16 @@ class Trainer:
     """Fine-tunes a policy: ``for metrics in Trainer(…).run(updates=100): …``.
 
     Gradients are clipped to ``clip`` in norm, in the same way for every estimator, and measured before. An example's
-    noise depends on the seed, its id and the epoch. With a ``directory`` every update appends a line to
-    ``metrics.jsonl`` there.
+    noise depends on the seed, its id and the epoch. ``reward`` may be a plain function and ``estimator`` a name. With a
+    ``directory`` every update appends a line to ``metrics.jsonl`` there.
     """
 
     def __init__(
         self,
         engine: Engine,
         data: Columns,
-        reward: Reward,
-        estimator: Estimator,
+        reward: Reward | RewardFunction,
+        estimator: Estimator | str,
         optimizer: torch.optim.Optimizer,
         *,
         batch_size: int = 32,
@@ -70,28 +70,28 @@ class Trainer:
             )
         if clip is not None and not clip > 0:
             raise InputError(f"clip must be a positive norm or None, not {clip}")
-        self.engine, self.data, self.reward = engine, data, reward
-        self.estimator, self.optimizer = estimator, optimizer
+        self.engine, self.data, self.reward = engine, data, as_reward(reward)
+        self.estimator, self.optimizer = as_estimator(estimator), optimizer
         self.batch_size, self.clip, self.device = batch_size, clip, device
         self.noise = Noise(seed)
         self.variance = RunningVariance(variance_decay)
         self.cost, self.seconds, self.updates = Cost(), 0.0, 0
         self._parameters = [p for p in engine.policy.parameters() if p.requires_grad]
         self._file = _new_metrics_file(directory)
+        self._stream = self._batches()
 
     def run(
         self, *, updates: int | None = None, tokens: int | None = None, seconds: float | None = None
     ) -> Iterator[Metrics]:
-        """Train until this run has made so many updates, generated so many tokens or used so many seconds in all."""
+        """Train until so many updates were made, tokens generated or seconds used in all; call again to go on."""
         if updates is None and tokens is None and seconds is None:
             raise InputError("say when to stop: updates, tokens or seconds")
-        for epoch, batch in self._batches():
-            if (
-                (updates is not None and self.updates >= updates)
-                or (tokens is not None and self.cost.tokens >= tokens)
-                or (seconds is not None and self.seconds >= seconds)
-            ):
-                return
+        while not (
+            (updates is not None and self.updates >= updates)
+            or (tokens is not None and self.cost.tokens >= tokens)
+            or (seconds is not None and self.seconds >= seconds)
+        ):
+            epoch, batch = next(self._stream)
             yield self.update(batch, epoch)
 
     def update(self, batch: Batch, epoch: int) -> Metrics:
@@ -124,7 +124,7 @@ class Trainer:
         metrics = self._metrics(sample, epoch, norm, variance)
         if self._file is not None:
             with self._file.open("a") as f:
-                f.write(json.dumps(asdict(metrics)) + "\n")
+                f.write(_line(metrics))
         return metrics
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
@@ -147,6 +147,12 @@ class Trainer:
             reward_calls=self.cost.reward_calls,
             seconds=self.seconds,
         )
+
+
+def _line(metrics: Metrics) -> str:
+    """A line of JSON; what is not a number (no reward was given) is null."""
+    entries = {name: None if value != value else value for name, value in asdict(metrics).items()}
+    return json.dumps(entries, allow_nan=False) + "\n"
 
 
 def _new_metrics_file(directory: Path | str | None) -> Path | None:

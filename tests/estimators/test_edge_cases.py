@@ -224,21 +224,6 @@ def test_half_precision_is_computed_in_single_precision(name: str):
     assert torch.equal(g, estimate_gradient(logits.float(), table_reward(200, 5), name).bfloat16())
 
 
-@pytest.mark.parametrize("name", [*ANY, *BINARY])
-def test_plans_take_trajectories_in_half_precision(name: str):
-    """As a policy in bfloat16 gives them to the engine."""
-    vocab, estimator = 2 if name in BINARY else 5, make_estimator(name)
-    logits = logits_of(40, vocab, dtype=torch.bfloat16)
-    trajectories = single._one_step(logits.float(), estimator, Noise(0))
-    half = replace(trajectories, logits=trajectories.logits.bfloat16(), log_probs=trajectories.log_probs.bfloat16())
-    plan = estimator.plan(half, Noise(0))
-    rewards = torch.arange(len(half.tokens) + len(plan.branches)).double()
-    g = plan.gradient(rewards, half.logits)
-    assert g.dtype == torch.bfloat16
-    assert bool(g.isfinite().all())
-    assert bool((g != 0).any())
-
-
 @pytest.mark.parametrize("name", ["arsm", "rloo-3"])
 def test_logits_may_need_a_gradient_and_rewards_may_have_one(name: str):
     logits, weight = logits_of(10, 4), torch.ones((), dtype=torch.float64, requires_grad=True)
