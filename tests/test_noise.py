@@ -369,3 +369,17 @@ def test_large_subsets_are_equally_likely():
 def test_impossible_subsets_are_refused(size: int):
     with pytest.raises(InputError, match=f"cannot draw {size} different numbers out of 5"):
         subsets(keys_of(2), zeros(2), 5, size)
+
+
+def test_a_batch_has_a_key_of_its_own():
+    noise, examples = Noise(0), torch.arange(10)
+    key = noise.shared_key(examples, REFERENCES)
+    assert key.shape == (1,)
+    assert torch.equal(key, noise.shared_key(examples.flip(0), REFERENCES))
+    others = [
+        noise.shared_key(examples[:-1], REFERENCES),
+        noise.shared_key(examples + 1, REFERENCES),
+        noise.shared_key(examples, REFERENCES + 1),
+        noise.fold(1).shared_key(examples, REFERENCES),
+    ]
+    assert len({int(k) for k in (key, *others)}) == 5

@@ -425,3 +425,18 @@ def test_an_evaluating_module_stays_one(policy: Any):
 def test_a_policy_need_not_be_a_module():
     with evaluation_mode(object()) as nothing:
         assert nothing is None
+
+
+def test_recurrent_layers_lose_their_dropout_but_not_their_training_mode():
+    """cuDNN computes gradients of recurrent layers in training mode only."""
+    module = nn.ModuleDict({"rnn": nn.LSTM(3, 3, 2, dropout=0.7), "dropout": nn.Dropout(0.5)})
+    rnn = module["rnn"]
+    assert isinstance(rnn, nn.LSTM)
+    x = torch.randn(4, 2, 3)
+    with evaluation_mode(module):
+        assert rnn.training
+        assert not module["dropout"].training
+        assert torch.equal(rnn(x)[0], rnn(x)[0])
+    assert rnn.dropout == 0.7
+    assert module["dropout"].training
+    assert not torch.equal(rnn(x)[0], rnn(x)[0])

@@ -890,3 +890,62 @@ def test_nothing_cannot_be_evaluated():
     data = Columns(context=torch.zeros(0, 3, dtype=torch.int64), target=[])
     with pytest.raises(InputError, match="there is no example to evaluate on"):
         evaluate(make_engine(make_policy()), data, Reward(likeness))
+
+
+class InPlace(RecurrentPolicy):
+    """Its step writes the new state over the old one."""
+
+    def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
+        logits, after = super().step(state, tokens)
+        for old, new in zip(state[1], after[1], strict=True):
+            old.copy_(new)
+        return logits, state
+
+
+def test_a_policy_that_changes_its_states_in_place_is_refused():
+    torch.manual_seed(0)
+    encoder = TokenEncoder(VOCAB, 4)
+    policy = InPlace(encoder, encoder.width, VOCAB, hidden=8)
+    engine = make_engine(policy)
+    # Nothing is dropped, so the states that are kept are the ones written over.
+    with torch.no_grad():
+        policy.output.bias[EOS] = -50.0
+    with pytest.raises(PolicyError, match="changes its state in place"):
+        estimate(engine, make_data().batch([0, 1]), likeness, "arsm", Noise(0), check_score=True)
+
+
+@pytest.mark.parametrize("name", ["arsm", "rloo-3", "sc"])
+def test_a_policy_in_half_precision_can_be_trained(name: str):
+    policy = make_policy().to(torch.bfloat16)
+    sample = estimated(policy, make_data().batch(range(8)), name, check_score=True)
+    assert sample.logits.dtype == torch.bfloat16
+    assert sample.gradient.dtype == torch.float32
+    gradient = gradients(policy)
+    assert bool(gradient.isfinite().all())
+    assert float(gradient.norm()) > 0
+
+
+def test_plain_functions_and_names_will_do():
+    policies = [make_policy(), make_policy()]
+    for policy, reward, estimator in zip(
+        policies, (likeness, Reward(likeness)), ("rloo-3", make_estimator("rloo-3")), strict=True
+    ):
+        sample = estimate(make_engine(policy), make_data().batch(range(8)), reward, estimator, Noise(3))
+        sample.backward()
+    assert torch.equal(*map(gradients, policies))
+
+
+def test_lines_without_any_reward_are_json(tmp_path: Path):
+    policy = make_policy()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    trainer = Trainer(
+        make_engine(policy),
+        make_data(),
+        lambda sequences: [None] * len(sequences),
+        "arsm",
+        optimizer,
+        directory=tmp_path,
+    )
+    (metrics,) = trainer.run(updates=1)
+    assert math.isnan(metrics.reward)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)["reward"] is None
