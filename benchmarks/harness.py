@@ -8,15 +8,10 @@ number of threads and with one, and each is judged by the better of its two medi
 
 import json
 import os
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
@@ -26,7 +21,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-ROOT = Path(__file__).parents[1]
+from corollout.reports.manifest import manifest
 
 
 class Contestant(NamedTuple):
@@ -140,27 +135,11 @@ def milliseconds(timing: Timing, parts: int = 1) -> str:
     return f"{median} ({first}–{third})"
 
 
-def manifest(load_before: Sequence[float]) -> dict[str, Any]:
-    """Where, when and from what a result was made."""
-    return {
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": sys.version.split()[0], **{p: version(p) for p in ("torch", "numpy", "numba")}},
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_before": list(load_before),
-        "load_after": list(os.getloadavg()),
-    }
-
-
 def write(result: Result, directory: Path, load_before: Sequence[float]) -> Path:
     """Write a result with its manifest; return the file."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{result['benchmark']}.json"
-    complete: Result = {**result, "manifest": manifest(load_before)}
+    complete: Result = {**result, "manifest": manifest(load_before=list(load_before), load_after=list(os.getloadavg()))}
     path.write_text(json.dumps(complete, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
@@ -176,14 +155,3 @@ def show(result: Result, console: Console) -> None:
     for target in result["targets"]:
         verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: "not judged in a quick run"}[target["passed"]]
         console.print(f"{escape(target['statement'])}: {target['measured']:.3g}, {verdict}", highlight=False)
-
-
-def _git(*arguments: str) -> str | None:
-    """What git answers, or None outside a repository."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

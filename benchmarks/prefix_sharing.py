@@ -289,7 +289,6 @@ def count(sizes: Sizes, end_bias: float) -> dict[str, Any]:
             "fed": len(fed),
             "fed_again": len(fed) - len(torch.cat([mains, fed]).unique()) + len(mains.unique()),
             "fed_to_finished_rows": policy.finished,
-            "calls": len(policy.fed),
         }
         if name == "Engine.complete":
             reported = problem.engine.complete(problem.mains, problem.branches, problem.noise).tokens

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.threads import by_rows
 from corollout.types import full_precision
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -76,7 +77,9 @@ class Noise:
 def bits(keys: Keys, steps: Steps, width: int) -> Int64[Tensor, "row width"]:
     """53 random bits for each position of each row's step."""
     if keys.device.type == "cpu":
-        return torch.from_numpy(_bits_compiled(_unsigned(keys), _unsigned(steps), width).view(np.int64))
+        out = torch.empty(len(keys), width, dtype=torch.int64)
+        by_rows(_bits_compiled, width, _unsigned(keys), _unsigned(steps), _unsigned(out))
+        return out
     return _bits_torch(keys, steps, width)
 
 
@@ -98,17 +101,22 @@ def dirichlet(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.f
     return e.div_(e.sum(1, keepdim=True))
 
 
-def race(logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps) -> Int64[Tensor, " row"]:
+def race(
+    logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps, highest: Float[Tensor, " row"] | None = None
+) -> Int64[Tensor, " row"]:
     """A draw from softmax(logits): argmin_i e_i exp(−φ_i) = argmin_i (ln π_i − φ_i), with e from ``exponential``.
 
     The compiled loop takes the logarithm of few numbers only: e ≥ u, so a position whose u exp(−φ) is already
-    behind the leader cannot win.
+    behind the leader cannot win. ``highest`` is the largest logit of each row, if it is known already.
     """
     logits = full_precision(logits)
     if logits.device.type == "cpu":
         # exp(max − φ): at worst infinite, where the probability is zero in the same precision.
-        weights = (logits.amax(1, keepdim=True) - logits).exp_()
-        return torch.from_numpy(_race_compiled(weights.numpy(), _unsigned(keys), _unsigned(steps)))
+        highest = logits.amax(1) if highest is None else highest
+        weights = (highest[:, None] - logits).exp_()
+        winners = torch.zeros_like(keys)
+        by_rows(_race_compiled, logits.shape[1], weights.numpy(), _unsigned(keys), _unsigned(steps), winners.numpy())
+        return winners
     return _race_torch(logits, keys, steps)
 
 
@@ -144,7 +152,7 @@ def _signed(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x
 
 
-def _unsigned(x: Int64[Tensor, " row"]) -> np.ndarray:
+def _unsigned(x: Int64[Tensor, "..."]) -> np.ndarray:
     return x.numpy().view(np.uint64)
 
 
@@ -182,30 +190,30 @@ def _mix_compiled(x):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _bits_compiled(keys, steps, width):
-    out = np.empty((len(keys), width), np.uint64)
+def _bits_compiled(keys, steps, out):
     for r in range(len(keys)):
         x = _mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
-        for i in range(width):
+        for i in range(out.shape[1]):
             x += _U(_GAMMA)
             out[r, i] = _mix_compiled(x) >> _U(11)
-    return out
 
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _race_compiled(weights, keys, steps):
+def _race_compiled(weights, keys, steps, winners):
     rows, width = weights.shape
-    winners = np.zeros(rows, np.int64)
+    draws, bounds = np.empty(width), np.empty(width)
     for r in range(rows):
         x = _mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
-        best = np.inf
+        # Without a branch in it, this loop runs on many positions at once.
         for i in range(width):
             x += _U(_GAMMA)
-            u = (np.float64(_mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53
-            if u * weights[r, i] < best:
-                arrival = -np.log1p(-min(u, 1 - 2.0**-53)) * weights[r, i]
+            draws[i] = (np.float64(_mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53
+            bounds[i] = draws[i] * weights[r, i]
+        best = np.inf
+        for i in range(width):
+            if bounds[i] < best:
+                arrival = -np.log1p(-min(draws[i], 1 - 2.0**-53)) * weights[r, i]
                 if arrival < best:
                     best = arrival
                     winners[r] = i
-    return winners

@@ -5,7 +5,7 @@ together in time, so that at step t one call of the policy serves the branches t
 start there. A row that has ended is dropped at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class Engine:
             contexts = torch.arange(len(examples), device=examples.device).repeat_interleave(sampler.count)
             samples = torch.arange(sampler.count, device=examples.device).repeat(len(examples))
             keys = noise.keys(examples[contexts], MAIN, samples)
-            greedy = torch.full_like(contexts, sampler.mode == "greedy", dtype=torch.bool)
+            greedy = torch.ones_like(contexts, dtype=torch.bool) if sampler.mode == "greedy" else None
             out = _Sheet(len(contexts), self.max_length, self.eos, examples.device)
             prefixes, logits, tokens = [], [], 0
             for rows in self._chunks(len(contexts), examples.device):
@@ -148,18 +148,18 @@ class Engine:
         examples: Int64[Tensor, " context"],
         rows: Int64[Tensor, " chunk"],
         keys: Int64[Tensor, " row"],
-        greedy: Bool[Tensor, " row"],
+        greedy: Bool[Tensor, " row"] | None,
         out: "_Sheet",
     ) -> tuple[Prefixes, list[Tensor]]:
         state = self.policy.start(select(memory, contexts[rows]))
         tokens = torch.full_like(rows, self.bos)
         prefix, logits = Prefixes([], []), []
         for t in range(self.max_length):
-            logits_t, state = self._step(state, tokens, examples[contexts[rows]], t)
+            logits_t, highest, state = self._step(state, tokens, t, lambda rows=rows: examples[contexts[rows]])
             prefix.rows.append(rows)
             prefix.states.append(state)
             logits.append(logits_t)
-            tokens = _choose(logits_t, keys[rows], t, greedy[rows])
+            tokens = _choose(logits_t, highest, keys[rows], t, None if greedy is None else greedy[rows])
             going = out.write(rows, t, tokens)
             if len(going) == 0:
                 break
@@ -179,7 +179,8 @@ class Engine:
     ) -> int:
         """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated."""
         generated = 0
-        rows, state = chunk[:0], None
+        rows, tokens, state = chunk[:0], chunk[:0], None
+        some_greedy = bool(branches.greedy[chunk].any())
         # The chunk's branches of step t are chunk[starts[t] : starts[t + 1]].
         starts = torch.searchsorted(
             branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
@@ -191,23 +192,30 @@ class Engine:
             if len(fresh):
                 fresh, fresh_states = _spawn(mains.prefixes, t, fresh, branches.parent)
                 parts += fresh_states
-                rows = torch.cat([rows, fresh])
+                rows, tokens = torch.cat([rows, fresh]), torch.cat([tokens, branches.token[fresh]])
             if len(rows) == 0:
                 if starts[t + 1] == len(chunk):
                     break
                 continue
-            examples = mains.trajectories.examples[branches.parent[rows]]
-            logits, state = self._step(concat(parts), out.tokens[rows, t], examples, t + 1)
+            logits, highest, state = self._step(
+                concat(parts),
+                tokens,
+                t + 1,
+                lambda rows=rows: mains.trajectories.examples[branches.parent[rows]],
+            )
             generated += len(rows)
-            going = out.write(rows, t + 1, _choose(logits, keys[rows], t + 1, branches.greedy[rows]))
+            tokens = _choose(logits, highest, keys[rows], t + 1, branches.greedy[rows] if some_greedy else None)
+            going = out.write(rows, t + 1, tokens)
             if len(going) < len(rows):
-                rows, state = rows[going], select(state, going) if len(going) else None
+                rows, tokens, state = rows[going], tokens[going], select(state, going) if len(going) else None
         return generated
 
     def _branch_keys(self, parents: Trajectories, branches: Branches, noise: Noise) -> Int64[Tensor, " branch"]:
         examples, samples = parents.examples[branches.parent], parents.samples[branches.parent]
         if not self.share_noise:
             return noise.keys(examples, BRANCH, samples, branches.step, branches.token, branches.copy)
+        if not bool(branches.copy.any()):
+            return parents.keys[branches.parent]
         copies = noise.keys(examples, COPY, samples, branches.copy)
         return torch.where(branches.copy == 0, parents.keys[branches.parent], copies)
 
@@ -262,7 +270,7 @@ class Engine:
         for t in range(self.max_length):
             if len(owner) == 0:
                 break
-            logits, state = self._step(state, tokens, examples[owner], t)
+            logits, _, state = self._step(state, tokens, t, lambda owner=owner: examples[owner])
             generated += len(owner)
             log_prob = logits.new_zeros(len(owner)) if log_prob is None else log_prob
             score = score.to(logits.dtype)
@@ -305,8 +313,9 @@ class Engine:
         yield from torch.arange(rows, device=device).split(self.max_rows) if rows else ()
 
     def _step(
-        self, state: Any, tokens: Int64[Tensor, " row"], examples: Int64[Tensor, " row"], t: int
-    ) -> tuple[Float[Tensor, "row vocab"], Any]:
+        self, state: Any, tokens: Int64[Tensor, " row"], t: int, examples: Callable[[], Int64[Tensor, " row"]]
+    ) -> tuple[Float[Tensor, "row vocab"], Float[Tensor, " row"], Any]:
+        """The policy's step, checked: logits, the largest of each row, and the new state."""
         logits, state = self.policy.step(state, tokens)
         if logits.ndim != 2 or len(logits) != len(tokens):
             raise PolicyError(
@@ -314,13 +323,15 @@ class Engine:
                 f"it must return [rows, V]"
             )
         # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
-        bad = ~logits.amax(1).isfinite()
+        logits = full_precision(logits)
+        highest = logits.amax(1)
+        bad = ~highest.isfinite()
         if bool(bad.any()):
             raise PolicyError(
                 f"policy.step returned NaN or +inf, or masked every token, "
-                f"for example {int(examples[bad][0])} at step {t}"
+                f"for example {int(examples()[bad][0])} at step {t}"
             )
-        return full_precision(logits), state
+        return logits, highest, state
 
 
 def score_tolerance(dtype: torch.dtype) -> float:
@@ -340,11 +351,12 @@ class _Sheet:
     def write(self, rows: Int64[Tensor, " row"], t: int, tokens: Int64[Tensor, " row"]) -> Int64[Tensor, " going"]:
         """Write token t of some rows; return the positions, among those, of the rows that go on."""
         self.tokens[rows, t] = tokens
-        self.lengths[rows] = t + 1
         ends = tokens == self.eos
-        self.finished[rows] = ends
         if t + 1 == self.tokens.shape[1]:
+            self.lengths[rows], self.finished[rows] = t + 1, ends
             return rows[:0]
+        if bool(ends.any()):
+            self.lengths[rows[ends]], self.finished[rows[ends]] = t + 1, True
         return (~ends).nonzero().squeeze(1)
 
     def sequences(self) -> Sequences:
@@ -353,12 +365,17 @@ class _Sheet:
 
 
 def _choose(
-    logits: Float[Tensor, "row vocab"], keys: Int64[Tensor, " row"], t: int, greedy: Bool[Tensor, " row"]
+    logits: Float[Tensor, "row vocab"],
+    highest: Float[Tensor, " row"],
+    keys: Int64[Tensor, " row"],
+    t: int,
+    greedy: Bool[Tensor, " row"] | None,
 ) -> Int64[Tensor, " row"]:
-    if bool(greedy.all()):
+    """A token for each row: the most probable where ``greedy`` says so, a draw elsewhere."""
+    if greedy is not None and bool(greedy.all()):
         return logits.argmax(1)
-    drawn = race(logits, keys, torch.full_like(keys, t))
-    return torch.where(greedy, logits.argmax(1), drawn) if bool(greedy.any()) else drawn
+    drawn = race(logits, keys, torch.full_like(keys, t), highest)
+    return drawn if greedy is None else torch.where(greedy, logits.argmax(1), drawn)
 
 
 def _spawn(

@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     besides: tuple[str, ...] = ()  # rooms inside the room to which the rule does not apply
 
 
-SHARED = ("corollout.types", "corollout.errors")
+SHARED = ("corollout.types", "corollout.errors", "corollout.threads")
 
 RULES = [
     Rule("corollout.noise", only=SHARED),

@@ -6,7 +6,7 @@ With a = ln π and o_i = a_i − φ_i the true action is z = argmin_i o_i. Excha
 
 so the pseudo-action z^{m⇌j} is the least of these two and of the smallest o outside {j, m}. A table of all K · V of
 them is nearly constant: for a reference j ≠ z the default is z, for j = z it is the runner-up, and an entry departs
-from it only if m = z, or a_j − φ_m ≤ o_z, or a_m − φ_j ≤ o_z. Over all V² pairs about V entries do. They are found
+from it only if m = z, or a_j − φ_m ≤ o_z, or a_m − φ_j ≤ o_z. Over all V² pairs a few V entries do. They are found
 here by comparing sorted candidates, so that K references cost about a pass over the vocabulary and all V of them
 O(V log V), where the table costs K · V. On the CPU the search is a compiled loop; elsewhere it is made of PyTorch
 operations on blocks of rows. Both give the same entries.
@@ -24,9 +24,14 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.threads import by_rows
 
 # Rows are treated in blocks of about this many numbers, so that temporaries stay in the cache.
 _BLOCK = 1 << 18
+# Compiled loops look at so many positions at a time.
+_STRIDE = 128
+# PyTorch treats so many numbers in one thread.
+_PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,11 @@ def pseudo_actions(
     rows or K for each.
     """
     references = _checked(logits, pi, references)
-    search = _search_compiled if logits.device.type == "cpu" else _search_torch
-    true, default, entries = search(logits, pi.log(), references)
+    logits, pi = logits.detach(), pi.detach()
+    if logits.device.type == "cpu":
+        true, default, entries = _search_compiled(logits, _log(pi), references)
+    else:
+        true, default, entries = _search_torch(logits, pi.log(), references)
     return PseudoActions(logits.shape[1], true, references, default, *entries)
 
 
@@ -83,8 +91,6 @@ def _checked(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
         raise InputError(f"pi must have the shape of the logits, {list(logits.shape)}, not {list(pi.shape)}")
     if pi.dtype != logits.dtype or pi.dtype not in (torch.float32, torch.float64):
         raise InputError(f"logits and pi must both be float32 or both float64, not {logits.dtype} and {pi.dtype}")
-    if rows and not bool((pi.min() > 0) & (pi.max() < torch.inf)):
-        raise InputError("pi must be positive and finite: use a draw from Dirichlet(1, …, 1)")
     if references.ndim == 1:
         references = references.expand(rows, -1)
     if references.ndim != 2 or len(references) != rows or references.shape[1] == 0:
@@ -99,7 +105,19 @@ def _checked(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
     return references
 
 
-def _no_distribution(row: int) -> InputError:
+def _log(pi: Tensor) -> Tensor:
+    """ln π in pieces for which PyTorch wakes no threads: they would linger on the cores that the search is to use."""
+    values = pi.contiguous().view(-1)
+    a = torch.empty_like(values)
+    for i in range(0, len(values), _PIECE):
+        torch.log(values[i : i + _PIECE], out=a[i : i + _PIECE])
+    return a.view(pi.shape)
+
+
+def _refused(row: int, a: Tensor) -> InputError:
+    """Why nothing can be drawn in a row that has this a = ln π."""
+    if not bool(a.isfinite().all()):
+        return InputError(f"pi of row {row} is not positive and finite: use a draw from Dirichlet(1, …, 1)")
     return InputError(
         f"the logits of row {row} contain NaN or +inf, or are all −inf: there is no distribution to draw from"
     )
@@ -123,9 +141,10 @@ def _search_torch(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, T
 def _block(phi: Tensor, a: Tensor, references: Tensor, start: int) -> tuple[Tensor, Tensor, _Entries]:
     vocab = phi.shape[1]
     best, true = (a - phi).min(1)
-    bad = ~best.isfinite()
+    bad = ~(best.isfinite() & (a.amax(1) < torch.inf))
     if bad.any():
-        raise _no_distribution(start + int(bad.nonzero()[0]))
+        row = int(bad.nonzero()[0])
+        raise _refused(start + row, a[row])
     if vocab == 1 or len(phi) == 0:
         nothing = torch.empty(0, dtype=torch.int64, device=phi.device)
         return true, torch.zeros_like(references), (nothing, nothing, nothing, nothing)
@@ -231,11 +250,14 @@ def _position(group: Int64[Tensor, " item"]) -> Int64[Tensor, " item"]:
 
 def _search_compiled(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
     """The same as ``_search_torch``, by a compiled loop over rows."""
-    bad, true, default, entries = _loop(phi.detach().numpy(), a.detach().numpy(), references.numpy())
-    if bad >= 0:
-        raise _no_distribution(bad)
-    row, reference, swap, action = (torch.from_numpy(column) for column in entries)
-    return torch.from_numpy(true), torch.from_numpy(default), (row, reference, swap, action)
+    parts = by_rows(_loop, phi.shape[1], phi.numpy(), a.numpy(), references.numpy())
+    for start, (bad, *_) in parts:
+        if bad >= 0:
+            raise _refused(start + bad, a[start + bad])
+    true, default = (torch.cat([torch.from_numpy(part[i]) for _, part in parts]) for i in (1, 2))
+    row = torch.cat([torch.from_numpy(part[3][0]) + start for start, part in parts])
+    reference, swap, action = (torch.cat([torch.from_numpy(part[3][i]) for _, part in parts]) for i in (1, 2, 3))
+    return true, default, (row, reference, swap, action)
 
 
 @no_type_check
@@ -256,29 +278,44 @@ def _winner(a, phi, j, m, z, o_z, z2, o_z2):
 
 @no_type_check
 @numba.njit(cache=True, inline="always")
-def _append(table, count, row, k, m, action):
-    if count == len(table):
-        table = np.concatenate((table, np.empty_like(table)))
+def _write(table, count, row, k, m, action):
     table[count, 0], table[count, 1], table[count, 2], table[count, 3] = row, k, m, action
-    return table, count + 1
+    return count + 1
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _with_room(table, count, more):
+    """The table, twice as long or longer if it has no room for so many more lines."""
+    if count + more <= len(table):
+        return table
+    longer = np.empty((2 * len(table) + more, 4), np.int64)
+    longer[:count] = table[:count]
+    return longer
 
 
 @no_type_check
 @numba.njit(cache=True)
 def _two_smallest(a, phi):
-    """The two smallest o = a − φ of a row, or an o that is not a number."""
+    """The two smallest o = a − φ of a row, and their places; an o of −inf if the row is not usable."""
     z, z2 = 0, 0
     o_z = o_z2 = a.dtype.type(np.inf)
-    for i in range(len(a)):
-        o = a[i] - phi[i]
-        if not o >= o_z2:  # rare; also when o is not a number
-            if o < o_z:
-                z2, o_z2 = z, o_z
-                z, o_z = i, o
-            elif o < o_z2:
-                z2, o_z2 = i, o
-            else:
-                return i, o, i, o
+    for start in range(0, len(a), _STRIDE):
+        # Most strides hold nothing new. Without a branch in it, this loop runs on many positions at once.
+        a_part, phi_part = a[start : start + _STRIDE], phi[start : start + _STRIDE]
+        new = 0
+        for i in range(len(a_part)):
+            new += (not a_part[i] - phi_part[i] >= o_z2) | (a_part[i] == np.inf)
+        if new:
+            for i in range(start, start + len(a_part)):
+                o = a[i] - phi[i]
+                if np.isnan(o) or a[i] == np.inf:
+                    return i, -np.inf, i, -np.inf
+                if o < o_z:
+                    z2, o_z2 = z, o_z
+                    z, o_z = i, o
+                elif o < o_z2:
+                    z2, o_z2 = i, o
     return z, o_z, z2, o_z2
 
 
@@ -287,10 +324,16 @@ def _two_smallest(a, phi):
 def _within(a, phi, phi_bound, a_bound, found):
     """Write the positions where φ ≥ its bound or a ≤ its bound to ``found``; return how many there are."""
     count = 0
-    for m in range(len(a)):
-        if (phi[m] >= phi_bound) | (a[m] <= a_bound):
-            found[count] = m
-            count += 1
+    for start in range(0, len(a), _STRIDE):
+        a_part, phi_part = a[start : start + _STRIDE], phi[start : start + _STRIDE]
+        new = 0
+        for i in range(len(a_part)):
+            new += (phi_part[i] >= phi_bound) | (a_part[i] <= a_bound)
+        if new:
+            for m in range(start, start + len(a_part)):
+                if (phi[m] >= phi_bound) | (a[m] <= a_bound):
+                    found[count] = m
+                    count += 1
     return count
 
 
@@ -309,7 +352,7 @@ def _loop(phis, logs, references):
     width = references.shape[1]
     true = np.zeros(rows, np.int64)
     default = np.zeros((rows, width), np.int64)
-    table = np.empty((rows * (width + 16) + 16, 4), np.int64)
+    table = np.empty((rows * 2 * width, 4), np.int64)
     found = np.empty(vocab, np.int64)
     count = 0
     bad = -1
@@ -326,6 +369,7 @@ def _loop(phis, logs, references):
             continue
 
         lowest_a, highest_phi = np.inf, -np.inf
+        table = _with_room(table, count, width + vocab)
         for k in range(width):
             j = js[k]
             if j == z:
@@ -333,12 +377,12 @@ def _loop(phis, logs, references):
                 for m in range(vocab):
                     action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
                     if action != z2:
-                        table, count = _append(table, count, r, k, m, action)
+                        count = _write(table, count, r, k, m, action)
             else:
                 lowest_a, highest_phi = min(lowest_a, a[j]), max(highest_phi, phi[j])
                 action = _winner(a, phi, j, z, z, o_z, z2, o_z2)
                 if action != z:
-                    table, count = _append(table, count, r, k, z, action)
+                    count = _write(table, count, r, k, z, action)
 
         # Swaps with an m other than z: a_j − φ_m ≤ o_z needs a large φ_m, a_m − φ_j ≤ o_z a small a_m.
         phi_bound = phis.dtype.type(lowest_a - o_z - slack * (abs(lowest_a) + abs(o_z)))
@@ -351,13 +395,14 @@ def _loop(phis, logs, references):
             for m in candidates:
                 if m == z:
                     continue
+                table = _with_room(table, count, width)
                 for k in by_a:
                     j = js[k]
                     if not a[j] - phi[m] <= o_z:
                         break
                     action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
                     if j != z and action != z:
-                        table, count = _append(table, count, r, k, m, action)
+                        count = _write(table, count, r, k, m, action)
                 for k in by_phi:
                     j = js[k]
                     if not a[m] - phi[j] <= o_z:
@@ -365,6 +410,6 @@ def _loop(phis, logs, references):
                     if j != z and not a[j] - phi[m] <= o_z:  # else the loop above has it
                         action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
                         if action != z:
-                            table, count = _append(table, count, r, k, m, action)
+                            count = _write(table, count, r, k, m, action)
     columns = (table[:count, 0].copy(), table[:count, 1].copy(), table[:count, 2].copy(), table[:count, 3].copy())
     return bad, true, default, columns

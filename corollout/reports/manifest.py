@@ -17,7 +17,10 @@ PACKAGES = ("torch", "numpy", "numba")
 
 def manifest(**facts: Any) -> dict[str, Any]:
     """The record that stands beside every result; ``facts`` are added to it (seeds, sizes)."""
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    script = Path(sys.argv[0])
+    # A package that was run as a module is known by its folder.
+    program = ["python", "-m", script.parent.name] if script.name == "__main__.py" else [script.name]
+    command = [*program, *sys.argv[1:]]
     return {
         "command": shlex.join(command),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

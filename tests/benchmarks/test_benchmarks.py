@@ -15,10 +15,7 @@ from benchmarks import __main__ as cli
 from benchmarks import arsm_scaling, harness, prefix_sharing, pseudo_actions
 from benchmarks.harness import Contestant, Target, Timing
 
-MANIFEST = {
-    *("command", "commit", "modified", "date", "versions", "cpu", "cores", "threads"),
-    *("load_before", "load_after"),
-}
+MANIFEST = {"command", "commit", "date", "versions", "machine", "load_before", "load_after"}
 
 
 # pseudo_actions

@@ -331,7 +331,7 @@ def test_a_row_in_which_everything_is_masked_is_named(search: Search, monkeypatc
 def test_a_pi_that_is_no_probability_is_refused(bad: float):
     pi = GOOD.clone()
     pi[2, 3] = bad
-    with pytest.raises(InputError, match="pi must be positive and finite"):
+    with pytest.raises(InputError, match="pi of row 2 is not positive and finite"):
         pseudo_actions(torch.zeros(3, 4), pi, EVERY)
 
 
