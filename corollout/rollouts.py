@@ -325,8 +325,8 @@ class Engine:
         # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
         logits = full_precision(logits)
         highest = logits.amax(1)
-        bad = ~highest.isfinite()
-        if bool(bad.any()):
+        if not bool(highest.isfinite().all()):
+            bad = ~highest.isfinite()
             raise PolicyError(
                 f"policy.step returned NaN or +inf, or masked every token, "
                 f"for example {int(examples()[bad][0])} at step {t}"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 # Less work than this many numbers is done sooner than it is handed out.
-_WORTH_IT = 1 << 16
+_WORTH_IT = 1 << 20
 
 _pool: ThreadPoolExecutor | None = None
 

@@ -15,7 +15,7 @@ Ties go to the smaller index, as in ``argmin``. Masked actions (φ = −inf) are
 """
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numba
 import numpy as np
@@ -77,7 +77,7 @@ def pseudo_actions(
     references = _checked(logits, pi, references)
     logits, pi = logits.detach(), pi.detach()
     if logits.device.type == "cpu":
-        true, default, entries = _search_compiled(logits, _log(pi), references)
+        true, default, entries = _search_compiled(logits, pi.contiguous(), references)
     else:
         true, default, entries = _search_torch(logits, pi.log(), references)
     return PseudoActions(logits.shape[1], true, references, default, *entries)
@@ -91,27 +91,19 @@ def _checked(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
         raise InputError(f"pi must have the shape of the logits, {list(logits.shape)}, not {list(pi.shape)}")
     if pi.dtype != logits.dtype or pi.dtype not in (torch.float32, torch.float64):
         raise InputError(f"logits and pi must both be float32 or both float64, not {logits.dtype} and {pi.dtype}")
-    if references.ndim == 1:
-        references = references.expand(rows, -1)
-    if references.ndim != 2 or len(references) != rows or references.shape[1] == 0:
-        raise InputError(f"references must be of shape [K] or [rows, K] with K ≥ 1, not {list(references.shape)}")
+    shared = references.ndim == 1
+    references = references[None] if shared else references
+    if references.ndim != 2 or not (shared or len(references) == rows) or references.shape[1] == 0:
+        given = list(references.shape)[1:] if shared else list(references.shape)
+        raise InputError(f"references must be of shape [K] or [rows, K] with K ≥ 1, not {given}")
     if references.shape[1] > vocab:
         raise InputError(f"there are {references.shape[1]} references, but only V = {vocab} actions to choose from")
     ordered = references.sort(1).values
-    if rows and (int(ordered[:, 0].min()) < 0 or int(ordered[:, -1].max()) >= vocab):
+    if len(ordered) and (int(ordered[:, 0].min()) < 0 or int(ordered[:, -1].max()) >= vocab):
         raise InputError(f"references must be actions from 0 to {vocab - 1}")
     if bool((ordered.diff(dim=1) == 0).any()):
         raise InputError("a reference stands twice in one row: references are drawn without replacement")
-    return references
-
-
-def _log(pi: Tensor) -> Tensor:
-    """ln π in pieces for which PyTorch wakes no threads: they would linger on the cores that the search is to use."""
-    values = pi.contiguous().view(-1)
-    a = torch.empty_like(values)
-    for i in range(0, len(values), _PIECE):
-        torch.log(values[i : i + _PIECE], out=a[i : i + _PIECE])
-    return a.view(pi.shape)
+    return references.expand(rows, -1) if shared else references
 
 
 def _refused(row: int, a: Tensor) -> InputError:
@@ -248,16 +240,37 @@ def _position(group: Int64[Tensor, " item"]) -> Int64[Tensor, " item"]:
     return index - torch.where(fresh, index, 0).cummax(0).values
 
 
-def _search_compiled(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
-    """The same as ``_search_torch``, by a compiled loop over rows."""
-    parts = by_rows(_loop, phi.shape[1], phi.numpy(), a.numpy(), references.numpy())
-    for start, (bad, *_) in parts:
+def _search_compiled(phi: Tensor, pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
+    """The same as ``_search_torch``, from π itself, by a compiled loop over rows."""
+    parts = by_rows(_search_rows, phi.shape[1], phi.numpy(), pi.numpy(), references.numpy())
+    found = [(start + first, *result) for start, part in parts for first, result in part]
+    for start, bad, *_ in found:
         if bad >= 0:
-            raise _refused(start + bad, a[start + bad])
-    true, default = (torch.cat([torch.from_numpy(part[i]) for _, part in parts]) for i in (1, 2))
-    row = torch.cat([torch.from_numpy(part[3][0]) + start for start, part in parts])
-    reference, swap, action = (torch.cat([torch.from_numpy(part[3][i]) for _, part in parts]) for i in (1, 2, 3))
-    return true, default, (row, reference, swap, action)
+            raise _refused(start + bad, pi[start + bad].log())
+    true, default = (np.concatenate([result[i] for result in found]) for i in (2, 3))
+    row = np.concatenate([start + entries[0] for start, *_, entries in found])
+    reference, swap, action = (np.concatenate([entries[i] for *_, entries in found]) for i in (1, 2, 3))
+    columns = tuple(map(torch.from_numpy, (row, reference, swap, action)))
+    return torch.from_numpy(true), torch.from_numpy(default), (columns[0], columns[1], columns[2], columns[3])
+
+
+def _search_rows(phi: np.ndarray, pi: np.ndarray, references: np.ndarray) -> list[tuple[int, Any]]:
+    """The loop, on blocks of rows whose logarithms stay in the cache; the first row of each block and its result."""
+    size = max(1, _BLOCK // phi.shape[1])
+    buffer = np.empty((min(size, len(phi)), phi.shape[1]), phi.dtype)
+    found = []
+    for i in range(0, max(len(phi), 1), size):
+        a = buffer[: len(pi[i : i + size])]
+        _log_into(a, pi[i : i + size])
+        found.append((i, _loop(phi[i : i + size], a, references[i : i + size])))
+    return found
+
+
+def _log_into(out: np.ndarray, values: np.ndarray) -> None:
+    """PyTorch's logarithm, in pieces for which it wakes no threads: they would linger on the cores."""
+    target, source = torch.from_numpy(out).view(-1), torch.from_numpy(values).view(-1)
+    for i in range(0, len(source), _PIECE):
+        torch.log(source[i : i + _PIECE], out=target[i : i + _PIECE])
 
 
 @no_type_check

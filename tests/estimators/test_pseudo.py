@@ -12,7 +12,18 @@ from corollout.errors import InputError
 from corollout.estimators import PseudoActions, pseudo, pseudo_actions
 
 Search = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]]
-SEARCHES: list[Search] = [pseudo._search_compiled, pseudo._search_torch]
+
+
+def _search_compiled(logits: Tensor, log_pi: Tensor, references: Tensor):
+    """The compiled loop on logarithms, which may then lie on a grid."""
+    bad, true, default, entries = pseudo._loop(logits.numpy(), log_pi.numpy(), references.numpy())
+    if bad >= 0:
+        raise pseudo._refused(bad, log_pi[bad])
+    row, reference, swap, action = map(torch.from_numpy, entries)
+    return torch.from_numpy(true), torch.from_numpy(default), (row, reference, swap, action)
+
+
+SEARCHES: list[Search] = [_search_compiled, pseudo._search_torch]
 
 
 def brute_force(logits: Tensor, log_pi: Tensor, references: Tensor) -> Tensor:
@@ -343,7 +354,7 @@ def test_a_pi_that_is_no_probability_is_refused(bad: float):
         (torch.zeros(3, 4), GOOD[:2], EVERY, r"pi must have the shape of the logits, \[3, 4\], not \[2, 4\]"),
         (torch.zeros(3, 4), GOOD[:, :3], EVERY, r"pi must have the shape .* not \[3, 3\]"),
         (torch.zeros(3, 4), GOOD, EVERY.expand(2, -1), r"references must be .* \[rows, K\] with K ≥ 1, not \[2, 4\]"),
-        (torch.zeros(3, 4), GOOD, EVERY[:0], r"references must be of shape .* not \[3, 0\]"),
+        (torch.zeros(3, 4), GOOD, EVERY[:0], r"references must be of shape .* not \[0\]"),
         (torch.zeros(3, 4), GOOD, torch.tensor(1), r"references must be of shape .* not \[\]"),
     ],
 )
@@ -380,3 +391,21 @@ def test_references_that_are_no_set_of_actions_are_refused(references: Tensor, m
 def test_types_that_differ_or_are_too_short_are_refused(of_logits: torch.dtype, of_pi: torch.dtype):
     with pytest.raises(InputError, match=f"must both be float32 or both float64, not {of_logits} and {of_pi}"):
         pseudo_actions(torch.zeros(3, 4, dtype=of_logits), GOOD.to(of_pi), EVERY)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_are_shared_out_to_threads(threads: int, monkeypatch: pytest.MonkeyPatch):
+    logits, pi, references = draw(101, 40, 7, 2.0, torch.float32, seed=3)
+    monkeypatch.setattr(pseudo, "_BLOCK", 40 * 9)
+    monkeypatch.setattr("corollout.threads._WORTH_IT", 1)
+    bad = logits.clone()
+    bad[70, 3] = torch.nan
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = pseudo_actions(logits, pi, references)
+        with pytest.raises(InputError, match="the logits of row 70 contain"):
+            pseudo_actions(bad, pi, references)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found.dense(), brute_force(logits, pi.log(), references))
