@@ -5,6 +5,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from corollout.errors import InputError
 from corollout.estimators import pseudo
 from corollout.noise import Noise, dirichlet
 
@@ -55,7 +56,19 @@ def swaps_agree() -> bool:
                 return False
             if not _winners_agree(logits, pi, references, wanted):
                 return False
-    return True
+    return _refused("logits of row 4", logits_of_4=-torch.inf) and _refused("pi of row 2", log_pi_of_2=torch.inf)
+
+
+def _refused(words: str, logits_of_4: float = 0.0, log_pi_of_2: float = -1.0) -> bool:
+    """Whether rows from which nothing can be drawn are refused by their number."""
+    logits, log_pi = torch.zeros(6, 3), torch.full((6, 3), -1.0)
+    logits[4] = logits_of_4
+    log_pi[2, 1] = log_pi_of_2
+    try:
+        pseudo._search_torch(logits, log_pi, torch.arange(3).expand(6, -1))
+    except InputError as error:
+        return words in str(error)
+    return False
 
 
 def _winners_agree(logits: Tensor, pi: Tensor, references: Tensor, wanted: Tensor) -> bool:

@@ -150,5 +150,5 @@ def test_a_violation_says_where_and_what() -> None:
     (violation,) = violations({"corollout/trees.py": "import torch\nfrom . import rollouts"})
     assert str(violation) == (
         "corollout/trees.py:2: corollout.trees must not import corollout.rollouts; "
-        "of ours it may import only corollout.types, corollout.errors, corollout.noise"
+        "of ours it may import only corollout.types, corollout.errors, corollout.threads, corollout.noise"
     )

@@ -141,7 +141,7 @@ def test_a_quick_run_writes_complete_results(tmp_path: Path):
         assert result["timings"]
         assert result["measurements"]
         for timing in result["timings"]:
-            assert len(timing["seconds"]) == result["settings"]["repetitions"]
+            assert len(timing["seconds"]) >= 2
             assert timing["median"] > 0
         for target in result["targets"]:
             assert math.isfinite(target["measured"])
