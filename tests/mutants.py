@@ -124,12 +124,10 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "1 -> 2",
     ): "codes with room for another step",
     **{
-        ("ars.Coefficients.collect", "some = centred > 32 * torch.finfo(total.dtype).eps * squares", change): _ROUNDING
-        for change in (
-            "32 * torch.finfo(total.dtype).eps * squares -> 32 * torch.finfo(total.dtype).eps / squares",
-            "32 * torch.finfo(total.dtype).eps * squares -> 32 * torch.finfo(total.dtype).eps",
-            "32 -> 33",
+        ("ars.Coefficients.collect", "some = centred > _ROUNDING * squares", f"_ROUNDING * squares -> {change}"): (
+            _ROUNDING
         )
+        for change in ("_ROUNDING / squares", "_ROUNDING")
     },
     (
         "ars._contrasts",

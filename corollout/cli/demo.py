@@ -218,7 +218,7 @@ def _write(folder: Path, outcomes: list[Outcome], facts: dict[str, object]) -> N
         )
         for o in outcomes
     ]
-    figure = figures.comparison_figure(series, outcomes[0].probe.mean_reward)
+    figure = figures.comparison_figure(series, outcomes[0].before)
     figure.savefig(folder / "figure.png", dpi=160)
     rows = [  # each method's whole history is in its own folder
         {

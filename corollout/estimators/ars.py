@@ -25,6 +25,8 @@ from corollout.types import Branches, Sampler, Trajectories
 
 # Steps are treated in groups of at most this many numbers of noise.
 _CHUNK = 1 << 24
+# Coefficients whose square is a smaller part than this of what they were added up from are zero but for rounding.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -178,17 +180,18 @@ class Coefficients:
         entry_code, place = (branch_code * vocab + coordinate).unique(return_inverse=True)
         total = value.new_zeros(len(entry_code)).index_add_(0, place, value)
         branch_code, branch = (entry_code // vocab).unique(return_inverse=True)
-        # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V.
-        zeros = total.new_zeros(len(branch_code))
-        squares = zeros.index_add(0, branch, total**2)
-        centred = squares - zeros.index_add(0, branch, total) ** 2 / vocab
-        some = centred > 32 * torch.finfo(total.dtype).eps * squares
+        # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V, in double precision, as the two may nearly
+        # cancel; where they do so up to the rounding of S, nothing is left of the branch.
+        zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
+        squares = zeros.index_add(0, branch, total.double() ** 2)
+        centred = squares - zeros.index_add(0, branch, total.double()) ** 2 / vocab
+        some = centred > _ROUNDING * squares
         used = some[branch]
         return cls(
             row=branch_code[some] // (steps * vocab),
             step=branch_code[some] // vocab % steps,
             action=branch_code[some] % vocab,
-            norm=centred[some].sqrt(),
+            norm=centred[some].sqrt().to(total.dtype),
             branch=(some.cumsum(0) - 1)[branch[used]],
             coordinate=entry_code[used] % vocab,
             value=total[used],
