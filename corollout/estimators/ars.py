@@ -179,7 +179,8 @@ class Coefficients:
         branch_code = (row * steps + step) * vocab + action
         entry_code, place = (branch_code * vocab + coordinate).unique(return_inverse=True)
         total = value.new_zeros(len(entry_code)).index_add_(0, place, value)
-        branch_code, branch = (entry_code // vocab).unique(return_inverse=True)
+        # The codes ascend, so equal ones stand together.
+        branch_code, branch = torch.unique_consecutive(entry_code // vocab, return_inverse=True)
         # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V, in double precision, as the two may nearly
         # cancel; where they do so up to the rounding of S, nothing is left of the branch.
         zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
