@@ -26,6 +26,11 @@ def main(
 ) -> None:
     """Measure corollout against honest opponents, side by side."""
     console = Console(width=None if sys.stdout.isatty() else 120)
+    try:  # now, not when the measurements are done
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        console.print(f"error: cannot make the folder {out}: {error.strerror}; choose another with --out", markup=False)
+        raise typer.Exit(1) from error
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         console.print(f"Other programs keep {load:.1f} of {cores} cores busy: timings will be noisy.", highlight=False)

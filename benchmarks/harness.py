@@ -136,8 +136,7 @@ def milliseconds(timing: Timing, parts: int = 1) -> str:
 
 
 def write(result: Result, directory: Path, load_before: Sequence[float]) -> Path:
-    """Write a result with its manifest; return the file."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write a result with its manifest into a folder that exists; return the file."""
     path = directory / f"{result['benchmark']}.json"
     complete: Result = {**result, "manifest": manifest(load_before=list(load_before), load_after=list(os.getloadavg()))}
     path.write_text(json.dumps(complete, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

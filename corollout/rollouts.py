@@ -78,11 +78,12 @@ class Engine:
             contexts = torch.arange(len(examples), device=examples.device).repeat_interleave(sampler.count)
             samples = torch.arange(sampler.count, device=examples.device).repeat(len(examples))
             keys = noise.keys(examples[contexts], MAIN, samples)
-            greedy = torch.ones_like(contexts, dtype=torch.bool) if sampler.mode == "greedy" else None
             out = _Sheet(len(contexts), self.max_length, self.eos, examples.device)
             prefixes, logits, tokens = [], [], 0
             for rows in self._chunks(len(contexts), examples.device):
-                prefix, chunk_logits = self._run_mains(memory, contexts, examples, rows, keys, greedy, out)
+                prefix, chunk_logits = self._run_mains(
+                    memory, contexts, examples, rows, keys, sampler.mode == "greedy", out
+                )
                 prefixes.append(prefix)
                 logits.append(chunk_logits)
                 tokens += sum(len(alive) for alive in prefix.rows)
@@ -148,7 +149,7 @@ class Engine:
         examples: Int64[Tensor, " context"],
         rows: Int64[Tensor, " chunk"],
         keys: Int64[Tensor, " row"],
-        greedy: Bool[Tensor, " row"] | None,
+        greedy: bool,
         out: "_Sheet",
     ) -> tuple[Prefixes, list[Tensor]]:
         state = self.policy.start(select(memory, contexts[rows]))
@@ -159,7 +160,7 @@ class Engine:
             prefix.rows.append(rows)
             prefix.states.append(state)
             logits.append(logits_t)
-            tokens = _choose(logits_t, highest, keys[rows], t, None if greedy is None else greedy[rows])
+            tokens = logits_t.argmax(1) if greedy else _choose(logits_t, highest, keys[rows], t, None)
             going = out.write(rows, t, tokens)
             if len(going) == 0:
                 break

@@ -164,3 +164,14 @@ def test_a_missed_target_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     done = CliRunner().invoke(cli.app, ["pseudo_actions", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "Missed: pseudo_actions: at least 2 [times] (measured 1.5)." in done.output
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "file").write_text("here first")
+    monkeypatch.setattr(pseudo_actions, "run", lambda quick, progress: pytest.fail("measured"))
+    done = CliRunner().invoke(cli.app, ["pseudo_actions", "--out", str(tmp_path / "file")])
+    assert done.exit_code == 1
+    assert "cannot make the folder" in done.output
+    assert (tmp_path / "file").read_text() == "here first"
