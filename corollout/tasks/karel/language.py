@@ -1,11 +1,18 @@
-"""The Karel language: its tokens, its grammar, and programs as tokens, as text and as JSON.
+"""The Karel language: its tokens, its grammar, and programs as tokens, as text and as trees.
 
-    program   := DEF run m( block m)
-    block     := statement+
-    statement := action | REPEAT R=n r( block r) | WHILE cond w( block w) | IF cond i( block i)
-               | IFELSE cond i( block i) ELSE e( block e)
-    cond      := c( test c) | c( not cond c)
+program   := DEF run m( block m)
+block     := statement+
+statement := action | REPEAT R=n r( block r) | WHILE cond w( block w) | IF cond i( block i)
+           | IFELSE cond i( block i) ELSE e( block e)
+cond      := c( test c) | c( not cond c)
 """
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from corollout.errors import InputError
 
 PAD, START, END = 0, 1, 2
 ACTIONS = ("move", "turnLeft", "turnRight", "pickMarker", "putMarker")
@@ -20,3 +27,280 @@ TOKENS = (
     *ACTIONS,
 )
 ID = {token: number for number, token in enumerate(TOKENS)}
+
+_BRACKET = re.compile(r"([mcrwie][()])")
+
+
+class KarelSyntaxError(InputError):
+    """Tokens that are not a program: ``position`` of the first that cannot stand there, from 0, and that ``token``.
+
+    If the program ends too early, ``position`` is its length and ``token`` is None.
+    """
+
+    def __init__(self, position: int, token: str | None, expected: str) -> None:
+        what = "the end" if token is None else repr(token) if token in ID else f"{token!r}, unknown to Karel"
+        super().__init__(f"token {position} ({what}): expected {expected}")
+        self.position, self.token, self.expected = position, token, expected
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.position, self.token, self.expected)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A test under some number of ``not``."""
+
+    test: str
+    negations: int = 0
+
+
+@dataclass(frozen=True)
+class Action:
+    name: str
+
+
+@dataclass(frozen=True)
+class Repeat:
+    times: int
+    body: "Body"
+
+
+@dataclass(frozen=True)
+class While:
+    condition: Condition
+    body: "Body"
+
+
+@dataclass(frozen=True)
+class If:
+    condition: Condition
+    body: "Body"
+
+
+@dataclass(frozen=True)
+class IfElse:
+    condition: Condition
+    body: "Body"
+    otherwise: "Body"
+
+
+Statement = Action | Repeat | While | If | IfElse
+Body = tuple[Statement, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A program as a tree. Compared and shown by its tokens, so that no depth of nesting is too much."""
+
+    body: Body
+
+    def __eq__(self, other: object) -> bool:
+        return to_tokens(self) == to_tokens(other) if isinstance(other, Program) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(to_tokens(self)))
+
+    def __repr__(self) -> str:
+        return f"parse({' '.join(to_tokens(self))!r})"
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a text into tokens: at white space, and around brackets as in ``c(frontIsClear c)``.
+
+    Words that are not tokens are kept; ``parse`` says where they are.
+    """
+    tokens = []
+    for word in text.split():
+        parts = [part for part in _BRACKET.split(word) if part]
+        tokens.extend(parts if all(part in ID for part in parts) else [word])
+    return tokens
+
+
+def encode(tokens: Sequence[str]) -> list[int]:
+    """The ids of tokens."""
+    for position, token in enumerate(tokens):
+        if token not in ID:
+            raise InputError(f"token {position}, {token!r}, is not one of Karel's {len(TOKENS)} tokens")
+    return [ID[token] for token in tokens]
+
+
+def decode(ids: Sequence[int]) -> list[str]:
+    """The tokens with these ids."""
+    for position, number in enumerate(ids):
+        if not 0 <= number < len(TOKENS):
+            raise InputError(f"token {position} has the id {number}; Karel's ids are 0 to {len(TOKENS) - 1}")
+    return [TOKENS[number] for number in ids]
+
+
+def check(tokens: str | Sequence[str] | Sequence[int]) -> KarelSyntaxError | None:
+    """What is wrong with a program, or None."""
+    try:
+        parse(tokens)
+    except KarelSyntaxError as error:
+        return error
+    return None
+
+
+def parse(tokens: str | Sequence[str] | Sequence[int]) -> Program:
+    """The tree of a program given as text, as tokens or as ids; ``KarelSyntaxError`` if it is none."""
+    reader = _Reader(tokens)
+    reader.take("DEF")
+    reader.take("run")
+    blocks = [_Block(reader.take("m("), "m)", Program)]
+    while True:
+        block = blocks[-1]
+        token = reader.token
+        if token == block.closer and block.statements:
+            reader.position += 1
+            body = tuple(block.statements)
+            blocks.pop()
+            finished = block.finish(body)
+            if isinstance(finished, Program):
+                reader.end()
+                return finished
+            if isinstance(finished, _Then):
+                reader.take("ELSE")
+                finish = partial(IfElse, finished.condition, finished.body)
+                blocks.append(_Block(reader.take("e("), "e)", finish))
+            else:
+                blocks[-1].statements.append(finished)
+        elif token in ACTIONS:
+            reader.position += 1
+            block.statements.append(Action(token))
+        elif token in _STATEMENTS:
+            reader.position += 1
+            opener, closer, kind = _STATEMENTS[token]
+            head = reader.count() if token == "REPEAT" else reader.condition()
+            blocks.append(_Block(reader.take(opener), closer, partial(kind, head)))
+        else:
+            wanted = f"a statement or {block.closer!r}" if block.statements else "a statement"
+            opener = reader.tokens[block.opened]
+            raise reader.error(f"{wanted}, for the block opened at token {block.opened} {opener!r}")
+
+
+@dataclass(frozen=True)
+class _Then:
+    """The first half of an IFELSE."""
+
+    condition: Condition
+    body: Body
+
+
+_STATEMENTS: dict[str | None, tuple[str, str, Callable[..., Statement | _Then]]] = {
+    "REPEAT": ("r(", "r)", Repeat),
+    "WHILE": ("w(", "w)", While),
+    "IF": ("i(", "i)", If),
+    "IFELSE": ("i(", "i)", _Then),
+}
+
+
+@dataclass
+class _Block:
+    """A block that is still open."""
+
+    opened: int
+    closer: str
+    finish: Callable[[Body], Program | Statement | _Then]
+    statements: list[Statement] = field(default_factory=list)
+
+
+class _Reader:
+    """Tokens and the place in them that is read next."""
+
+    def __init__(self, tokens: str | Sequence[str] | Sequence[int]) -> None:
+        words = tokenize(tokens) if isinstance(tokens, str) else tokens
+        self.tokens = [word if isinstance(word, str) else _name(word) for word in words]
+        self.position = 0
+
+    @property
+    def token(self) -> str | None:
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
+
+    def error(self, expected: str) -> KarelSyntaxError:
+        return KarelSyntaxError(self.position, self.token, expected)
+
+    def take(self, wanted: str) -> int:
+        """Read this token and return its place."""
+        if self.token != wanted:
+            raise self.error(repr(wanted))
+        self.position += 1
+        return self.position - 1
+
+    def count(self) -> int:
+        if self.token not in COUNTS:
+            raise self.error(f"a count, '{COUNTS[0]}' to '{COUNTS[-1]}'")
+        self.position += 1
+        return COUNTS.index(self.tokens[self.position - 1])
+
+    def condition(self) -> Condition:
+        self.take("c(")
+        negations = 0
+        while self.token == "not":
+            self.position += 1
+            self.take("c(")
+            negations += 1
+        if self.token not in TESTS:
+            raise self.error("a test or 'not'")
+        test = self.tokens[self.position]
+        self.position += 1
+        for _ in range(negations + 1):
+            self.take("c)")
+        return Condition(test, negations)
+
+    def end(self) -> None:
+        if self.token is not None:
+            raise self.error("nothing after the program's 'm)'")
+
+
+def _name(number: int) -> str:
+    return TOKENS[number] if 0 <= number < len(TOKENS) else f"id {number}"
+
+
+def to_tokens(program: Program) -> list[str]:
+    """The tokens of a program."""
+    tokens = ["DEF", "run", "m("]
+    pending: list[str | Statement] = ["m)", *reversed(program.body)]
+    while pending:
+        match pending.pop():
+            case str(token):
+                tokens.append(token)
+            case Action(name):
+                tokens.append(name)
+            case Repeat(times, body):
+                tokens += ["REPEAT", f"R={times}", "r("]
+                pending += ["r)", *reversed(body)]
+            case While(condition, body):
+                tokens += ["WHILE", *condition_tokens(condition), "w("]
+                pending += ["w)", *reversed(body)]
+            case If(condition, body):
+                tokens += ["IF", *condition_tokens(condition), "i("]
+                pending += ["i)", *reversed(body)]
+            case IfElse(condition, body, otherwise):
+                tokens += ["IFELSE", *condition_tokens(condition), "i("]
+                pending += ["e)", *reversed(otherwise), "e(", "ELSE", "i)", *reversed(body)]
+    return tokens
+
+
+def condition_tokens(condition: Condition) -> list[str]:
+    """The tokens of a condition, outer brackets included."""
+    return ["c(", *["not", "c("] * condition.negations, condition.test, *["c)"] * (condition.negations + 1)]
+
+
+def pretty(program: Program) -> str:
+    """The program as indented text, a statement a line."""
+    lines: list[str] = []
+    line: list[str] = []
+    depth = 0
+    tokens = to_tokens(program)
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        opens, closes = token.endswith("(") and token != "c(", token.endswith(")") and token != "c)"
+        depth -= closes
+        if not line:
+            # Deeper than this nobody reads, and a line's indentation must not grow without bound.
+            line.append("    " * min(depth, 40))
+        line.append(token)
+        depth += opens
+        if opens or token in ACTIONS or (closes and following != "ELSE"):
+            lines.append(line[0] + " ".join(line[1:]))
+            line = []
+    return "\n".join(lines)
