@@ -24,6 +24,7 @@ SHARED = ("corollout.types", "corollout.errors", "corollout.threads")
 
 RULES = [
     Rule("corollout.noise", only=SHARED),
+    Rule("corollout.config", only=SHARED),
     Rule("corollout.trees", only=(*SHARED, "corollout.noise")),
     Rule("corollout.estimators", only=(*SHARED, "corollout.noise")),
     Rule("corollout.policies", only=SHARED),
@@ -100,6 +101,7 @@ def test_every_rule_is_about_a_room_that_exists(room: str) -> None:
 
 BROKEN = [
     ("corollout/noise.py", "import corollout.trees", "corollout.trees"),
+    ("corollout/config.py", "from .training import runs", "corollout.training.runs"),
     ("corollout/trees.py", "from corollout.policies import Head", "corollout.policies.Head"),
     ("corollout/estimators/plan.py", "from ..rollouts import sample", "corollout.rollouts.sample"),
     ("corollout/estimators/__init__.py", "from .. import rewards", "corollout.rewards"),
