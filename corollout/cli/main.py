@@ -8,6 +8,7 @@ from rich.console import Console
 
 import corollout
 from corollout.cli.demo import demo
+from corollout.cli.karel import app as karel
 from corollout.errors import CorolloutError
 
 cli = typer.Typer(
@@ -17,6 +18,7 @@ cli = typer.Typer(
     rich_markup_mode=None,
 )
 cli.command()(demo)
+cli.add_typer(karel, name="karel")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,60 @@
+"""Karel worlds and programs in colour."""
+
+from rich.columns import Columns
+from rich.console import Group
+from rich.text import Text
+
+from corollout.tasks.karel import Program, World, pretty
+from corollout.tasks.karel.language import ACTIONS, TESTS
+
+HERO, MARKERS, WALL, EMPTY, BORDER = "bold bright_cyan", "yellow", "grey50", "grey30", "grey50"
+ACTION, TEST, KEYWORD, BRACKET = "green", "cyan", "bold magenta", "grey50"
+_STYLES: dict[str, str] = {**dict.fromkeys(ACTIONS, ACTION), **dict.fromkeys(TESTS, TEST)}
+
+
+def world_text(world: World) -> Text:
+    """A world as ``World.draw`` draws it, in colour."""
+    hero = (world.rows - 1 - world.hero[0], world.hero[1])
+    counts = {(world.rows - 1 - row, col) for (row, col), _ in world.markers}
+    walls = {(world.rows - 1 - row, col) for row, col in world.walls}
+    first, *lines, last = world.draw().splitlines()
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(f"{first}\n", BORDER)
+    for row, (line, labels) in enumerate(zip(lines, world.labels(), strict=True)):
+        text.append(line[0], BORDER)
+        for col, label in enumerate(labels):
+            cell = (row, col)
+            if cell == hero and cell in counts:
+                text.append(label[0], HERO).append(label[1:], MARKERS)
+            elif cell == hero:
+                text.append(label, HERO)
+            else:
+                text.append(label, WALL if cell in walls else MARKERS if cell in counts else EMPTY)
+        text.append(f"{line[-2:]}\n", BORDER)
+    return text.append(last, BORDER)
+
+
+def before_after(before: World, after: World, titles: tuple[str, str] = ("before", "after")) -> Columns:
+    """Two worlds side by side, or one above the other where there is no room."""
+    drawings = [world_text(world) for world in (before, after)]
+    heads = [Text(title.center(_width(drawing)), "bold") for title, drawing in zip(titles, drawings, strict=True)]
+    return Columns([Group(*pair) for pair in zip(heads, drawings, strict=True)], padding=(0, 4))
+
+
+def _width(drawing: Text) -> int:
+    return max(map(len, drawing.plain.splitlines()))
+
+
+def program_text(program: Program) -> Text:
+    """A program, indented and in colour."""
+    text = Text()
+    for line in pretty(program).splitlines():
+        words = line.lstrip()
+        text.append(line[: len(line) - len(words)])
+        for word in words.split():
+            style = _STYLES.get(word, BRACKET if word[-1] in "()" else KEYWORD)
+            text.append(word, style).append(" ")
+        text.right_crop(1)
+        text.append("\n")
+    text.right_crop(1)
+    return text
