@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64
@@ -36,14 +36,25 @@ class Batch:
         }
 
 
-class Columns:
-    """A data set in memory: ``Columns(context=…, answer=…)``.
+@runtime_checkable
+class Gathered(Protocol):
+    """A column that makes its tensors when asked: from a file that is mapped into memory, say."""
 
-    A column is a tensor with examples first, or a list. ``context`` goes to ``policy.encode``, and every column to
-    the reward function, by its name. An example's id is its place, unless ``ids`` says otherwise.
+    def __len__(self) -> int: ...
+
+    def gather(self, index: Int64[Tensor, " context"]) -> Tensor:
+        """The entries at some places, examples first."""
+        ...
+
+
+class Columns:
+    """A data set: ``Columns(context=…, answer=…)``.
+
+    A column is a tensor with examples first, a list, or has a method ``gather``. ``context`` goes to ``policy.encode``,
+    and every column to the reward function, by its name. An example's id is its place, unless ``ids`` says otherwise.
     """
 
-    def __init__(self, *, ids: Sequence[int] | Tensor | None = None, **columns: Tensor | Sequence[Any]):
+    def __init__(self, *, ids: Sequence[int] | Tensor | None = None, **columns: Tensor | Sequence[Any] | Gathered):
         if "context" not in columns:
             raise InputError(f"a data set needs a column named 'context'; it has {sorted(columns) or 'none'}")
         lengths = {name: len(column) for name, column in columns.items()}
@@ -62,16 +73,23 @@ class Columns:
     def batch(self, index: Sequence[int] | Int64[Tensor, " context"], device: torch.device | str = "cpu") -> Batch:
         """The examples at some places; tensors are moved to the device."""
         where = torch.as_tensor(index, dtype=torch.int64)
-        columns = {
-            name: column[where].to(device) if isinstance(column, Tensor) else [column[i] for i in where.tolist()]
-            for name, column in self.columns.items()
-        }
+        columns = {name: _part(column, where, device) for name, column in self.columns.items()}
         return Batch(self.ids[where].to(device), columns)
 
-    def epoch(self, batch_size: int, noise: Noise, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """All examples once, shuffled; the last batch may be smaller."""
-        for index in shuffled(self.ids, noise).split(batch_size):
+    def epoch(
+        self, batch_size: int, noise: Noise, device: torch.device | str = "cpu", skip: int = 0
+    ) -> Iterator[Batch]:
+        """All examples once, shuffled, but for the first ``skip`` batches; the last batch may be smaller."""
+        for index in shuffled(self.ids, noise).split(batch_size)[skip:]:
             yield self.batch(index, device)
+
+
+def _part(column: Any, index: Int64[Tensor, " context"], device: torch.device | str) -> Any:
+    if isinstance(column, Tensor):
+        return column[index].to(device)
+    if isinstance(column, Gathered):
+        return column.gather(index).to(device)
+    return [column[i] for i in index.tolist()]
 
 
 def shuffled(ids: Int64[Tensor, " example"], noise: Noise) -> Int64[Tensor, " example"]:

@@ -15,3 +15,7 @@ class RewardError(CorolloutError, RuntimeError):
 
 class PolicyError(CorolloutError, RuntimeError):
     """A policy does not do what the protocol asks of it."""
+
+
+class Interrupted(CorolloutError):
+    """Somebody stopped the work; what was done is saved."""

@@ -1,31 +1,23 @@
 """Fine-tuning on a reward. A small loop: everything that matters is in the estimator, the engine and the reward."""
 
-import json
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from corollout.data import Batch, Columns
-from corollout.errors import InputError, PolicyError
 from corollout.estimators import Estimator
-from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
+from corollout.training.checkpoints import State
 from corollout.training.diagnostics import RunningVariance, flat_gradient
 from corollout.training.estimate import Estimate, as_estimator, as_reward, estimate
+from corollout.training.learner import ROLLOUTS, Clock, Learner
 from corollout.types import Cost
-
-# Parts of the seed's noise: what each is used for.
-_ORDER, _ROLLOUTS = 0, 1
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What is written about each update."""
+    """What is told about each update."""
 
     update: int
     epoch: int
@@ -39,12 +31,11 @@ class Metrics:
     seconds: float  # so far, updates only
 
 
-class Trainer:
+class Trainer(Learner[Metrics]):
     """Fine-tunes a policy: ``for metrics in Trainer(…).run(updates=100): …``.
 
     Gradients are clipped to ``clip`` in norm, in the same way for every estimator, and measured before. An example's
-    noise depends on the seed, its id and the epoch. ``reward`` may be a plain function and ``estimator`` a name. With a
-    ``directory`` every update appends a line to ``metrics.jsonl`` there.
+    noise depends on the seed, its id and the epoch. ``reward`` may be a plain function and ``estimator`` a name.
     """
 
     def __init__(
@@ -59,82 +50,33 @@ class Trainer:
         clip: float | None = 1.0,
         seed: int = 0,
         variance_decay: float = 0.9,
-        directory: Path | str | None = None,
         device: torch.device | str = "cpu",
+        clock: Clock = "wall",
     ):
-        if not isinstance(engine.policy, nn.Module):
-            raise InputError("training needs a policy with parameters: an nn.Module")
-        if batch_size < 1 or len(data) == 0:
-            raise InputError(
-                f"training needs at least one example and a batch size ≥ 1, not {len(data)} and {batch_size}"
-            )
-        if clip is not None and not clip > 0:
-            raise InputError(f"clip must be a positive norm or None, not {clip}")
-        self.engine, self.data, self.reward = engine, data, as_reward(reward)
-        self.estimator, self.optimizer = as_estimator(estimator), optimizer
-        self.batch_size, self.clip, self.device = batch_size, clip, device
-        self.noise = Noise(seed)
+        super().__init__(
+            engine, data, optimizer, batch_size=batch_size, clip=clip, seed=seed, device=device, clock=clock
+        )
+        self.reward, self.estimator = as_reward(reward), as_estimator(estimator)
         self.variance = RunningVariance(variance_decay)
-        self.cost, self.seconds, self.updates = Cost(), 0.0, 0
-        self._parameters = [p for p in engine.policy.parameters() if p.requires_grad]
-        self._file = _new_metrics_file(directory)
-        self._stream = self._batches()
+        self.cost = Cost()
 
-    def run(
-        self, *, updates: int | None = None, tokens: int | None = None, seconds: float | None = None
-    ) -> Iterator[Metrics]:
-        """Train until so many updates were made, tokens generated or seconds used in all; call again to go on."""
-        if updates is None and tokens is None and seconds is None:
-            raise InputError("say when to stop: updates, tokens or seconds")
-        while not (
-            (updates is not None and self.updates >= updates)
-            or (tokens is not None and self.cost.tokens >= tokens)
-            or (seconds is not None and self.seconds >= seconds)
-        ):
-            epoch, batch = next(self._stream)
-            yield self.update(batch, epoch)
-
-    def update(self, batch: Batch, epoch: int) -> Metrics:
-        """One estimate and one step of the optimiser."""
-        start = time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=True)
+    def learn(self, batch: Batch) -> tuple[Estimate, int, float]:
         sample = estimate(
             self.engine,
             batch,
             self.reward,
             self.estimator,
-            self.noise.fold(_ROLLOUTS, epoch),
+            self.noise.fold(ROLLOUTS, self.epochs),
             check_score=self.updates == 0,
         )
         sample.backward()
-        gradient = flat_gradient(self._parameters)
-        norm = float(gradient.norm())
-        if not norm < float("inf"):
-            raise PolicyError(
-                f"the gradient of update {self.updates + 1} is not finite; the parameters were left as they were "
-                f"(a smaller learning rate may help)"
-            )
-        variance = self.variance.add(gradient)
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self.clip)
-        self.optimizer.step()
-        self.seconds += time.perf_counter() - start
+        variance = self.variance.add(flat_gradient(self._parameters))
         self.cost += sample.cost
-        self.updates += 1
-        metrics = self._metrics(sample, epoch, norm, variance)
-        if self._file is not None:
-            with self._file.open("a") as f:
-                f.write(_line(metrics))
-        return metrics
+        self.tokens = self.cost.tokens
+        return sample, self.epochs, variance
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
-        epoch = 0
-        while True:
-            for batch in self.data.epoch(self.batch_size, self.noise.fold(_ORDER, epoch), self.device):
-                yield epoch, batch
-            epoch += 1
-
-    def _metrics(self, sample: Estimate, epoch: int, norm: float, variance: float) -> Metrics:
+    def record(self, outcome: tuple[Estimate, int, float], norm: float) -> Metrics:
+        sample, epoch, variance = outcome
         return Metrics(
             update=self.updates,
             epoch=epoch,
@@ -148,22 +90,15 @@ class Trainer:
             seconds=self.seconds,
         )
 
+    def own_state(self) -> State:
+        moments = {"mean": self.variance.mean, "square": self.variance.square}
+        tensors = {name: moment for name, moment in moments.items() if moment is not None}
+        return State(tensors, {"cost": vars(self.cost), "count": self.variance.count})
 
-def _line(metrics: Metrics) -> str:
-    """A line of JSON; what is not a number (no reward was given) is null."""
-    entries = {name: None if value != value else value for name, value in asdict(metrics).items()}
-    return json.dumps(entries, allow_nan=False) + "\n"
-
-
-def _new_metrics_file(directory: Path | str | None) -> Path | None:
-    if directory is None:
-        return None
-    path = Path(directory) / "metrics.jsonl"
-    if path.exists():
-        raise InputError(f"{path} exists already: give each run a directory of its own, or remove that one")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise InputError(f"cannot write to the run directory {directory}: {error.strerror}") from error
-    return path
+    def restore_own(self, state: State) -> None:
+        self.cost = Cost(**state.values["cost"])
+        self.variance.count = state.values["count"]
+        self.variance.mean, self.variance.square = (
+            moment if moment is None else moment.to(self.device)
+            for moment in (state.tensors.get("mean"), state.tensors.get("square"))
+        )

@@ -1,15 +1,65 @@
 """Maximum-likelihood training by teacher forcing: what policies learn before they are fine-tuned."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
-from corollout.data import Columns
+from corollout.data import Batch, Columns
 from corollout.errors import InputError
-from corollout.noise import Noise
 from corollout.rollouts import Engine
+from corollout.training.learner import Clock, Learner
+
+
+@dataclass(frozen=True)
+class TeachingMetrics:
+    """What is told about each update."""
+
+    update: int
+    epoch: int
+    loss: float  # nats a token
+    gradient_norm: float  # before clipping
+    tokens: int  # learnt from so far
+    seconds: float  # so far, updates only
+
+
+class TeacherForcing(Learner[TeachingMetrics]):
+    """Fits a policy to a column of target sequences, lists of token ids without the end token."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        data: Columns,
+        optimizer: torch.optim.Optimizer,
+        *,
+        target: str = "target",
+        batch_size: int = 64,
+        clip: float | None = 1.0,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        clock: Clock = "wall",
+    ):
+        super().__init__(
+            engine, data, optimizer, batch_size=batch_size, clip=clip, seed=seed, device=device, clock=clock
+        )
+        if target not in data.columns:
+            raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
+        self.target = target
+
+    def learn(self, batch: Batch) -> tuple[float, int]:
+        policy = self.engine.policy
+        inputs, wanted = _teacher(self.engine, batch.columns[self.target], self.device)
+        self.policy.train()
+        logits = policy.score(policy.encode(batch.context), inputs)
+        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1)
+        loss.backward()
+        self.tokens += int((wanted >= 0).sum())
+        return loss.item(), self.epochs
+
+    def record(self, outcome: tuple[float, int], norm: float) -> TeachingMetrics:
+        loss, epoch = outcome
+        return TeachingMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
 
 
 def pretrain(
@@ -24,27 +74,15 @@ def pretrain(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Iterator[float]:
-    """Fit the policy to a column of target sequences (lists of token ids without the end token).
+    """Fit the policy to a column of target sequences for some epochs; yields the loss of each batch, in nats a token.
 
-    Yields the loss of each batch, in nats per token.
+    ``TeacherForcing`` is the same with counts, and a state from which it can go on.
     """
-    policy = engine.policy
-    if not isinstance(policy, nn.Module):
-        raise InputError("training needs a policy with parameters: an nn.Module")
-    if target not in data.columns:
-        raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
-    for epoch in range(epochs):
-        for batch in data.epoch(batch_size, Noise(seed).fold(epoch), device):
-            inputs, wanted = _teacher(engine, batch.columns[target], device)
-            policy.train()
-            logits = policy.score(policy.encode(batch.context), inputs)
-            loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if clip is not None:
-                nn.utils.clip_grad_norm_(policy.parameters(), clip)
-            optimizer.step()
-            yield loss.item()
+    teacher = TeacherForcing(
+        engine, data, optimizer, target=target, batch_size=batch_size, clip=clip, seed=seed, device=device
+    )
+    for metrics in teacher.run(epochs=epochs):
+        yield metrics.loss
 
 
 def _teacher(engine: Engine, targets: list[list[int]], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:

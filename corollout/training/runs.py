@@ -41,14 +41,14 @@ class Run:
         """Begin a run in a directory that holds none."""
         directory = Path(directory)
         text = toml_text(config)
-        _refuse_a_run(directory)
+        refuse_a_run(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = _Lock(directory)
         except OSError as error:
             raise _cannot_write(directory, error) from error
         try:
-            _refuse_a_run(directory)  # another process may have been faster
+            refuse_a_run(directory)  # another process may have been faster
             # The settings come last: with them the directory holds a run.
             (directory / "events").mkdir(exist_ok=True)
             replace_file(directory / "config.toml", text.encode())
@@ -289,7 +289,8 @@ class _Events:
         self._writer.flush()
 
 
-def _refuse_a_run(directory: Path) -> None:
+def refuse_a_run(directory: Path) -> None:
+    """A new run needs a directory without one."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is no directory: choose another for the run")
     for name in ("config.toml", "metrics.jsonl", "checkpoints"):

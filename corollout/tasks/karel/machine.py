@@ -300,7 +300,15 @@ def _judge(tokens, lengths, tasks, in_cells, in_hero, out_cells, out_hero, side,
         for e in range(in_hero.shape[1]):
             cells[:] = in_cells[task, e]
             status, place, direction, _ = run_code(
-                code, size, cells, np.int64(in_hero[task, e, 0]), np.int64(in_hero[task, e, 1]), side, limit, counters, None
+                code,
+                size,
+                cells,
+                np.int64(in_hero[task, e, 0]),
+                np.int64(in_hero[task, e, 1]),
+                side,
+                limit,
+                counters,
+                None,
             )
             if status != OK or place != out_hero[task, e, 0] or direction != out_hero[task, e, 1]:
                 continue

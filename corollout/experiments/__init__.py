@@ -1,0 +1,1 @@
+"""Whole experiments: a task, a training and a run directory put together from settings."""

@@ -1,0 +1,210 @@
+"""Pre-training, fine-tuning and evaluation as they are done in run directories.
+
+A run's ``config.toml`` is all that a job needs to be done again, or to go on: the task and its data, the model, the
+training, and for fine-tuning the weights to start from, which are copied into the run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from corollout.config import from_table, to_table
+from corollout.errors import InputError
+from corollout.rollouts import Engine
+from corollout.tasks.karel.metrics import Evaluation
+from corollout.tasks.karel.settings import ModelSettings
+from corollout.tasks.karel.task import KarelTask, Split
+from corollout.training.checkpoints import read_weights, write_weights
+from corollout.training.fit import Schedule, fit
+from corollout.training.learner import load_policy
+from corollout.training.loop import Trainer
+from corollout.training.mle import TeacherForcing
+from corollout.training.runs import Run, refuse_a_run
+from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
+
+START = "start.safetensors"
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Who wants to know how a job goes on."""
+
+    on_update: Callable[[Any], None] = _ignore
+    on_evaluation: Callable[[dict[str, float]], None] = _ignore
+    warn: Callable[[str], None] = _ignore
+
+
+def new_pretraining(
+    directory: Path, data: Path, model: ModelSettings, settings: PretrainSettings, machine: MachineSettings
+) -> None:
+    """Make the directory of a pre-training; ``resume`` then does it."""
+    KarelTask(data, model).split("train")  # whoever names a wrong folder hears of it before anything is made
+    Run.create(
+        directory,
+        {
+            "task": KarelTask.name,
+            "kind": "pretrain",
+            "data": {"folder": str(data.resolve())},
+            "model": to_table(model),
+            "pretrain": to_table(settings),
+            "machine": to_table(machine),
+        },
+    ).close()
+
+
+def new_finetuning(
+    directory: Path, start: Path, settings: FinetuneSettings, machine: MachineSettings, data: Path | None = None
+) -> None:
+    """Make the directory of a fine-tuning that starts from the best weights of another run."""
+    parent = Run.open(start)
+    weights, meta = read_weights(parent.best)
+    folder = Path(parent.config["data"]["folder"]) if data is None else data.resolve()
+    config = {
+        "task": parent.config["task"],
+        "kind": "finetune",
+        "start": {"run": str(start.resolve()), "update": int(meta.get("update", 0))},
+        "data": {"folder": str(folder)},
+        "model": parent.config["model"],
+        "finetune": to_table(settings),
+        "machine": to_table(machine),
+    }
+    open_task(config).split("train")
+    refuse_a_run(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_weights(directory / START, weights, meta)  # first: what has a config.toml is complete
+    Run.create(directory, config).close()
+
+
+def resume(directory: Path, hooks: Hooks | None = None) -> dict[str, Any]:
+    """Do what the run's settings say, from its newest checkpoint on; return its summary."""
+    hooks = hooks or Hooks()
+    with Run.open(directory, resume=True) as run:
+        kind = run.config.get("kind")
+        if kind not in ("pretrain", "finetune"):
+            raise InputError(f"{directory} is no run that could go on: its config.toml has the kind {kind!r}")
+        if (summary := run.finished) is not None:
+            return summary
+        machine = from_table(MachineSettings, run.config["machine"], str(directory / "config.toml"))
+        torch.set_num_threads(machine.threads)
+        return _pretrain(run, machine, hooks) if kind == "pretrain" else _finetune(run, machine, hooks)
+
+
+def _pretrain(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any]:
+    settings = from_table(PretrainSettings, run.config["pretrain"], str(run.directory / "config.toml"))
+    task = open_task(run.config, hooks.warn)
+    engine = task.engine(settings.seed)
+    learner = TeacherForcing(
+        engine,
+        task.train.columns,
+        torch.optim.Adam(module(engine).parameters(), lr=settings.learning_rate),
+        batch_size=settings.batch_size,
+        clip=settings.clip,
+        seed=settings.seed,
+        device=machine.device,
+    )
+    schedule = Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
+    return _fit(learner, run, schedule, lambda: task.evaluate(engine, task.val).numbers(), hooks)
+
+
+def _finetune(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any]:
+    settings = from_table(FinetuneSettings, run.config["finetune"], str(run.directory / "config.toml"))
+    task = open_task(run.config, hooks.warn)
+    engine = task.engine()
+    start = run.directory / START
+    load_policy(module(engine), read_weights(start, machine.device)[0], str(start))
+    learner = Trainer(
+        engine,
+        task.train.columns,
+        task.reward(settings.reward),
+        settings.estimator,
+        torch.optim.Adam(module(engine).parameters(), lr=settings.learning_rate),
+        batch_size=settings.batch_size,
+        clip=settings.clip,
+        seed=settings.seed,
+        variance_decay=settings.variance_decay,
+        device=machine.device,
+        clock=settings.clock,
+    )
+    looked_at = task.train.first(settings.train_tasks)
+
+    def evaluate() -> dict[str, float]:
+        seen = task.evaluate(engine, looked_at).generalization.value
+        return {**task.evaluate(engine, task.val).numbers(), "train_generalization": seen}
+
+    schedule = Schedule(settings.unit, settings.budget, settings.evaluate_every)
+    return _fit(learner, run, schedule, evaluate, hooks)
+
+
+def _fit(
+    learner: Any, run: Run, schedule: Schedule, evaluate: Callable[[], dict[str, float]], hooks: Hooks
+) -> dict[str, Any]:
+    return fit(
+        learner,
+        run,
+        schedule,
+        evaluate,
+        KarelTask.score,
+        on_update=hooks.on_update,
+        on_evaluation=hooks.on_evaluation,
+        warn=hooks.warn,
+    )
+
+
+def open_task(config: dict[str, Any], warn: Callable[[str], None] = _ignore) -> KarelTask:
+    """The task of a run's settings."""
+    if config.get("task") != KarelTask.name:
+        raise InputError(f"no task is called {config.get('task')!r}")
+    model = from_table(ModelSettings, config["model"], "section model")
+    return KarelTask(Path(config["data"]["folder"]), model, config["machine"]["device"], warn=warn)
+
+
+def open_run(directory: Path, weights: str = "best") -> tuple[KarelTask, Engine]:
+    """A run's task, and an engine with its best weights, those of its newest checkpoint, or those of a file."""
+    run = Run.open(directory)
+    task = open_task(run.config)
+    engine = task.engine()
+    if weights == "last":
+        found = run.load(_ignore)
+        if found is None:
+            raise InputError(f"{directory} has no checkpoint yet")
+        prefix = "learner/policy/"
+        tensors = {k.removeprefix(prefix): v for k, v in found[1].tensors.items() if k.startswith(prefix)}
+        where = str(run.checkpoints)
+    else:
+        path = run.best if weights == "best" else Path(weights)
+        tensors, where = read_weights(path, task.device)[0], str(path)
+    load_policy(module(engine), tensors, where)
+    return task, engine
+
+
+def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> Evaluation:
+    """What a run's weights achieve on a split."""
+    task, engine = open_run(directory, weights)
+    return task.evaluate(engine, task.split(split), beam)
+
+
+def module(engine: Engine) -> nn.Module:
+    """The engine's policy as a module."""
+    assert isinstance(engine.policy, nn.Module)
+    return engine.policy
+
+
+__all__ = [
+    "Hooks",
+    "Split",
+    "evaluate_run",
+    "module",
+    "new_finetuning",
+    "new_pretraining",
+    "open_run",
+    "open_task",
+    "resume",
+]

@@ -1,0 +1,181 @@
+"""The network of Bunel et al. (2018), as the paper uses it: a convolutional encoder of input-output pairs, and an LSTM
+for each pair, which are pooled where they predict the next token.
+
+What the decoder's input has from the encoder is the same at every step, so it is projected once, when a context is
+encoded; and a state knows its context's projection by number, so that rows are repeated and dropped without copying it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from corollout.policies.lstm import lstm, lstm_step
+from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, WALL, Grids
+from corollout.tasks.karel.language import TOKENS
+
+CHANNELS = 16
+MOST_SHOWN = 10  # markers on a cell that a picture can tell apart
+State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...]]
+
+
+def pictures(grids: Grids) -> np.ndarray:
+    """Worlds with a byte for each cell, hero included: markers + 11 (direction + 1 if the hero is there), or a code."""
+    shape = grids.cells.shape
+    flat = np.where(grids.cells < FIRST_BLOCKED, np.minimum(grids.cells, MOST_SHOWN), grids.cells).reshape(
+        -1, shape[-1] ** 2
+    )
+    hero = grids.hero.reshape(-1, 2).astype(np.int64)
+    rows = np.arange(len(flat))
+    flat[rows, hero[:, 0]] += ((MOST_SHOWN + 1) * (1 + hero[:, 1])).astype(np.uint8)
+    return flat.reshape(shape)
+
+
+def _channels_of_codes() -> Tensor:
+    """What each byte of a picture is in the public tensor's sixteen channels."""
+    table = torch.zeros(256, CHANNELS)
+    for hero in range(5):
+        for markers in range(MOST_SHOWN + 1):
+            code = (MOST_SHOWN + 1) * hero + markers
+            if hero:
+                table[code, hero - 1] = 1
+            if markers:
+                table[code, 5 + markers] = 1
+    table[WALL, 4] = 1
+    table[BORDER, 5] = 1
+    return table
+
+
+class PairEncoder(nn.Module):
+    """A vector for each pair of worlds: a convolution for each world, residual blocks on both, and a linear map."""
+
+    def __init__(self, side: int, channels: int, blocks: int, width: int):
+        super().__init__()
+        self.register_buffer("table", _channels_of_codes(), persistent=False)
+        self.before = nn.Conv2d(CHANNELS, channels, 3, padding=1)
+        self.after = nn.Conv2d(CHANNELS, channels, 3, padding=1)
+        both = 2 * channels
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Conv2d(both, both, 3, padding=1) for _ in range(3)) for _ in range(blocks)
+        )
+        self.output = nn.Linear(both * side * side, width)
+        # Kernels as the pictures' channels lie: last.
+        for convolution in (self.before, self.after, *(c for block in self.blocks for c in block.children())):
+            weight = convolution.weight
+            assert isinstance(weight, Tensor)
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+
+    def forward(self, worlds: UInt8[Tensor, "pair 2 side side"]) -> Float[Tensor, "pair width"]:
+        table: Tensor = self.table  # pyright: ignore[reportAssignmentType]
+        dense = table.index_select(0, worlds.flatten().int()).view(*worlds.shape, CHANNELS).permute(1, 0, 4, 2, 3)
+        x = relu(torch.cat([self.before(dense[0]), self.after(dense[1])], 1))
+        for block in self.blocks:
+            y = x
+            for number, convolution in enumerate(block):  # pyright: ignore[reportArgumentType]
+                y = convolution(y) if number == 0 else convolution(relu(y))
+            x = relu(x + y)
+        return self.output(x.permute(0, 2, 3, 1).flatten(1))
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Each row's constant share of the gates: a table, and each row's number in it."""
+
+    table: Float[Tensor, "context pair gates"]
+    number: Int64[Tensor, " row"]
+
+    def select(self, rows: Int64[Tensor, " row"]) -> "Constants":
+        return Constants(self.table, self.number[rows])
+
+    def detach(self) -> "Constants":
+        return Constants(self.table.detach(), self.number)
+
+    @staticmethod
+    def concat(parts: Sequence["Constants"]) -> "Constants":
+        if all(part.table is parts[0].table for part in parts):
+            return Constants(parts[0].table, torch.cat([part.number for part in parts]))
+        numbers, before = [], 0
+        for part in parts:
+            numbers.append(part.number + before)
+            before += len(part.table)
+        return Constants(torch.cat([part.table for part in parts]), torch.cat(numbers))
+
+
+class KarelPolicy(nn.Module):
+    """The synthesiser as a policy; a context is a picture of each shown input-output pair."""
+
+    def __init__(
+        self,
+        side: int = 18,
+        channels: int = 32,
+        blocks: int = 2,
+        pair_width: int = 512,
+        embedding: int = 256,
+        hidden: int = 256,
+        layers: int = 2,
+    ):
+        super().__init__()
+        self.encoder = PairEncoder(side, channels, blocks, pair_width)
+        self.embedding = nn.Embedding(len(TOKENS), embedding)
+        bound = hidden**-0.5
+
+        def uniform(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
+
+        gates = 4 * hidden
+        self.from_token = uniform(embedding, gates)
+        self.from_pair = uniform(pair_width, gates)
+        self.from_below = nn.ParameterList(uniform(hidden, gates) for _ in range(layers - 1))
+        self.recurrent = nn.ParameterList(uniform(hidden, gates) for _ in range(layers))
+        # Two biases, as other libraries have them: one is the input's, one the recurrence's.
+        self.bias = nn.ParameterList(uniform(2, gates) for _ in range(layers))
+        self.first = nn.Parameter(torch.zeros(layers, 2, hidden))
+        self.output = nn.Linear(hidden, len(TOKENS))
+        self.hidden = hidden
+
+    def encode(self, context: UInt8[Tensor, "row pair 2 side side"]) -> Constants:
+        rows, pairs = context.shape[:2]
+        vectors = self.encoder(context.flatten(0, 1))
+        table = (vectors @ self.from_pair + self.bias[0].sum(0)).view(rows, pairs, -1)
+        return Constants(table, torch.arange(rows, device=context.device))
+
+    def start(self, memory: Constants) -> State:
+        shape = (len(memory.number), memory.table.shape[1], self.hidden)
+        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first)
+
+    def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row vocab"], State]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("KarelPolicy.step is for sampling, without gradient; score has the gradient")
+        memory, layers = state
+        pairs = memory.table.shape[1]
+        x = (self._token_gates()[tokens][:, None] + memory.table[memory.number]).flatten(0, 1)
+        after = []
+        for number, (h, c) in enumerate(layers):
+            if number:
+                x = torch.addmm(self.bias[number].sum(0), x, self.from_below[number - 1])
+            h, c = lstm_step(x, self.recurrent[number], h.flatten(0, 1), c.flatten(0, 1))
+            after.append((h.unflatten(0, (-1, pairs)), c.unflatten(0, (-1, pairs))))
+            x = h
+        return self.output(after[-1][0].amax(1)), (memory, tuple(after))
+
+    def score(self, memory: Constants, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
+        rows, steps = tokens.shape
+        pairs = memory.table.shape[1]
+        x = self._token_gates()[tokens.t()][:, :, None] + memory.table[memory.number]
+        x = x.flatten(1, 2)
+        for number, (h, c) in enumerate(self.first):
+            if number:
+                x = torch.addmm(self.bias[number].sum(0), x.flatten(0, 1), self.from_below[number - 1])
+                x = x.view(steps, rows * pairs, -1)
+            shape = (rows * pairs, self.hidden)
+            x = lstm(x, self.recurrent[number], h.expand(shape), c.expand(shape))
+        pooled = x.view(steps, rows, pairs, -1).amax(2)
+        return self.output(pooled).transpose(0, 1)
+
+    def _token_gates(self) -> Float[Tensor, "vocab gates"]:
+        """Every token's share of the first layer's gates: fewer products than one for each row."""
+        return self.embedding.weight @ self.from_token

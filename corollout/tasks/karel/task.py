@@ -1,0 +1,119 @@
+"""Karel as a task: data, engine, reward and evaluation from the settings of a run."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from corollout.data import Columns
+from corollout.errors import InputError
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
+from corollout.tasks.karel.dataset import KarelData
+from corollout.tasks.karel.language import END, START
+from corollout.tasks.karel.metrics import Evaluation, SolvesTask, evaluate_karel
+from corollout.tasks.karel.model import KarelPolicy, pictures
+from corollout.tasks.karel.settings import ModelSettings
+
+SPLITS = ("train", "val", "test")
+
+
+class ShownPairs:
+    """The column of contexts: pictures of the pairs that are shown, all but the last, made when they are needed."""
+
+    def __init__(self, data: KarelData):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def gather(self, index: Int64[Tensor, " context"]) -> UInt8[Tensor, "context pair 2 side side"]:
+        where = index.numpy()
+        sides = (pictures(grids[where][:, :-1]) for grids in (self.data.inputs, self.data.outputs))
+        return torch.from_numpy(np.stack(list(sides), 2))
+
+
+def karel_columns(data: KarelData) -> Columns:
+    """Tasks as columns: ``context`` for the encoder, ``task`` (its number) for the reward, ``target`` for teaching."""
+    targets = [tokens[:length].tolist() for tokens, length in zip(data.tokens, data.lengths, strict=True)]
+    return Columns(ids=data.ids, context=ShownPairs(data), task=torch.arange(len(data)), target=targets)
+
+
+class KarelTask:
+    """The three splits of a folder, and what is done with them."""
+
+    name = "karel"
+    score = "generalization"
+
+    def __init__(
+        self,
+        folder: Path,
+        model: ModelSettings,
+        device: str = "cpu",
+        skip_bad: bool = False,
+        warn: Callable[[str], None] = lambda text: None,
+    ):
+        self.folder, self.model, self.device = folder, model, device
+        self._skip_bad, self._warn = skip_bad, warn
+
+    @cached_property
+    def train(self) -> "Split":
+        return self.split("train")
+
+    @cached_property
+    def val(self) -> "Split":
+        return self.split("val")
+
+    @cached_property
+    def test(self) -> "Split":
+        return self.split("test")
+
+    def split(self, name: str) -> "Split":
+        if name not in SPLITS:
+            raise InputError(f"no split is called {name!r}: choose one of {', '.join(SPLITS)}")
+        path = self.folder / f"{name}.jsonl"
+        if not path.exists():
+            raise InputError(
+                f"{path} does not exist: name a folder with train.jsonl, val.jsonl and test.jsonl by --data, or make one "
+                f"with `corollout data karel --out {self.folder}`"
+            )
+        side = self.model.largest_world + 2
+        return Split(KarelData.open(path, side=side, skip_bad=self._skip_bad, warn=self._warn))
+
+    def engine(self, seed: int = 0) -> Engine:
+        """A new model with its engine."""
+        torch.manual_seed(seed)
+        m = self.model
+        policy = KarelPolicy(
+            m.largest_world + 2, m.channels, m.blocks, m.pair_width, m.embedding, m.hidden, m.layers
+        ).to(self.device)
+        return Engine(policy, bos=START, eos=END, max_length=m.max_length)
+
+    def reward(self, kind: str = "all") -> Reward:
+        """The reward of programs for training tasks."""
+        return Reward(SolvesTask(self.train.data, kind), name=f"karel, {kind}")
+
+    def evaluate(self, engine: Engine, split: "Split", beam: int = 0) -> Evaluation:
+        return evaluate_karel(engine, split.data, split.columns, beam=beam, device=self.device)
+
+
+class Split:
+    """Tasks in both forms: as arrays and as columns."""
+
+    def __init__(self, data: KarelData):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @cached_property
+    def columns(self) -> Columns:
+        return karel_columns(self.data)
+
+    def first(self, count: int) -> "Split":
+        """The first tasks only."""
+        return Split(self.data.subset(min(count, len(self.data))))
