@@ -9,7 +9,8 @@ from rich.console import Console
 import corollout
 from corollout.cli.demo import demo
 from corollout.cli.karel import app as karel
-from corollout.errors import CorolloutError
+from corollout.cli.training import evaluate, finetune, pretrain
+from corollout.errors import CorolloutError, Interrupted
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +19,9 @@ cli = typer.Typer(
     rich_markup_mode=None,
 )
 cli.command()(demo)
+cli.add_typer(pretrain, name="pretrain")
+cli.command()(finetune)
+cli.command()(evaluate)
 cli.add_typer(karel, name="karel")
 
 
@@ -40,6 +44,9 @@ def app() -> None:
     """Run the command line; an error is one sentence and a non-zero exit."""
     try:
         cli()
+    except Interrupted as error:
+        Console(stderr=True, highlight=False).print(str(error), markup=False, soft_wrap=True)
+        sys.exit(130)
     except CorolloutError as error:
         Console(stderr=True, highlight=False).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(1)

@@ -43,7 +43,12 @@ class Hooks:
 
 
 def new_pretraining(
-    directory: Path, data: Path, model: ModelSettings, settings: PretrainSettings, machine: MachineSettings
+    directory: Path,
+    data: Path,
+    model: ModelSettings,
+    settings: PretrainSettings,
+    machine: MachineSettings,
+    scale: str = "small",
 ) -> None:
     """Make the directory of a pre-training; ``resume`` then does it."""
     KarelTask(data, model).split("train")  # whoever names a wrong folder hears of it before anything is made
@@ -52,6 +57,7 @@ def new_pretraining(
         {
             "task": KarelTask.name,
             "kind": "pretrain",
+            "scale": scale,
             "data": {"folder": str(data.resolve())},
             "model": to_table(model),
             "pretrain": to_table(settings),
@@ -70,6 +76,7 @@ def new_finetuning(
     config = {
         "task": parent.config["task"],
         "kind": "finetune",
+        "scale": parent.config.get("scale", "small"),
         "start": {"run": str(start.resolve()), "update": int(meta.get("update", 0))},
         "data": {"folder": str(folder)},
         "model": parent.config["model"],

@@ -11,12 +11,12 @@ from corollout.training.learner import Clock
 class PretrainSettings:
     """Maximum likelihood."""
 
-    learning_rate: float = option(1e-4, "Learning rate of Adam.", above=0)
+    learning_rate: float = option(1e-4, "Learning rate of Adam.", least=1e-9)
     batch_size: int = option(128, "Examples in an update.", least=1)
     epochs: int = option(100, "Passes over the training data at most.", least=1)
     evaluate_every: int = option(1, "Epochs between evaluations on the validation data.", least=1)
     patience: int = option(10, "Evaluations without a better one, after which to stop.", least=1)
-    clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", above=0)
+    clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", least=1e-9)
     seed: int = option(0, "Seed of the weights and of the order of examples.")
 
 
@@ -25,13 +25,13 @@ class FinetuneSettings:
     """Fine-tuning on a reward."""
 
     estimator: str = option("arsm", "Gradient estimator: arsm, ars-5, reinforce, rloo-8, sc, mc-0, mc-2, rl_beam, ….")
-    learning_rate: float = option(5e-5, "Learning rate of Adam.", above=0)
+    learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9)
     batch_size: int = option(16, "Contexts in an update.", least=1)
     unit: Unit = option("updates", "What budget and evaluate-every count.")
-    budget: float = option(10_000.0, "How long to train, in units.", above=0)
-    evaluate_every: float = option(500.0, "Units between evaluations on the validation data.", above=0)
+    budget: float = option(10_000.0, "How long to train, in units.", least=1e-9)
+    evaluate_every: float = option(500.0, "Units between evaluations on the validation data.", least=1e-9)
     reward: str = option("all", "Which of the task's rewards to use.")
-    clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", above=0)
+    clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", least=1e-9)
     seed: int = option(0, "Seed of the order of examples and of all sampling.")
     train_tasks: int = option(1_000, "Training examples on which evaluations look, too.", least=1)
     variance_decay: float = option(0.9, "Decay of the running gradient variance.", least=0)
