@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 import corollout
+from corollout.cli.data import app as data
 from corollout.cli.demo import demo
 from corollout.cli.karel import app as karel
 from corollout.cli.training import evaluate, finetune, pretrain
@@ -23,6 +24,7 @@ cli.add_typer(pretrain, name="pretrain")
 cli.command()(finetune)
 cli.command()(evaluate)
 cli.add_typer(karel, name="karel")
+cli.add_typer(data, name="data")
 
 
 def _print_version(wanted: bool) -> None:
