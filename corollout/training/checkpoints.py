@@ -59,6 +59,10 @@ class _Invalid(Exception):
     """A checkpoint that cannot be used, and why."""
 
 
+class _Gone(Exception):
+    """A checkpoint that a writer removed or replaced while it was read."""
+
+
 def write_checkpoint(folder: Path, step: int, state: State, keep: int = 2) -> Path:
     """Write a checkpoint and remove all but the newest ``keep``; those of later steps are of a course given up."""
     if step < 0 or keep < 1:
@@ -109,10 +113,9 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> tuple[int, S
         path = paths.pop(0)
         try:
             return _step(path), _read(path)
+        except _Gone:
+            paths = [other for other in _found(folder) if other not in told]
         except _Invalid as error:
-            if not path.exists():  # a writer has removed or renamed it: look again at what there is now
-                paths = [other for other in _found(folder) if other not in told]
-                continue
             told.add(path)
             warn(f"passed over the checkpoint {path}: {error}")
     if told:
@@ -125,7 +128,7 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> tuple[int, S
 def write_weights(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, str] | None = None) -> None:
     """Write tensors and some words about them to one file, which is replaced at once."""
     plain, words = _plain(tensors), dict(meta or {})
-    data = safetensors.torch.save(plain, metadata={**words, _DIGEST: _weights_digest(plain, words)})
+    data = _ordered(safetensors.torch.save(plain, metadata={**words, _DIGEST: _weights_digest(plain, words)}))
     try:
         replace_file(path, data)
     except OSError as error:
@@ -231,12 +234,31 @@ def _step(path: Path) -> int:
 
 
 def _read(path: Path) -> State:
+    # Both files are read in the directory that is there now, even if another one takes its name meanwhile.
     try:
-        text = (path / STATE).read_text("utf-8")
-        data = (path / TENSORS).read_bytes()
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError as error:
+        raise _Gone from error
     except OSError as error:
-        where = Path(error.filename or path).name
-        raise _Invalid(f"{where} cannot be read ({error.strerror or error})") from error
+        raise _Invalid(f"it cannot be read ({error.strerror or error})") from error
+    try:
+        return _read_files(handle, _step(path))
+    except _Invalid as error:
+        try:
+            there = os.path.samestat(os.stat(path), os.fstat(handle))
+        except FileNotFoundError:
+            there = False
+        if there:
+            raise
+        raise _Gone from error
+    finally:
+        os.close(handle)
+
+
+def _read_files(directory: int, step: int) -> State:
+    try:
+        text = _read_in(directory, STATE).decode("utf-8")
+        data = _read_in(directory, TENSORS)
     except UnicodeDecodeError as error:
         raise _Invalid(f"{STATE} is no text") from error
     try:
@@ -248,7 +270,7 @@ def _read(path: Path) -> State:
         raise _Invalid(f"{STATE} does not have the entries of a checkpoint")
     if body["format"] != FORMAT:
         raise _Invalid(f"it has format {body['format']!r}, and this version reads format {FORMAT}")
-    if body.pop("digest") != _body_digest(body) or body["step"] != _step(path):
+    if body.pop("digest") != _body_digest(body) or body["step"] != step:
         raise _Invalid(f"{STATE} is damaged")
     if body["tensors"] != _hash([data]):
         raise _Invalid(f"{TENSORS} is damaged or cut off")
@@ -256,6 +278,14 @@ def _read(path: Path) -> State:
         return State(safetensors.torch.load(data), body["values"])
     except (SafetensorError, ValueError, KeyError) as error:
         raise _Invalid(f"{TENSORS} is no safetensors file ({error})") from error
+
+
+def _read_in(directory: int, name: str) -> bytes:
+    try:
+        with open(name, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)) as file:
+            return file.read()
+    except OSError as error:
+        raise _Invalid(f"{name} cannot be read ({error.strerror or error})") from error
 
 
 def _settle(new: Path) -> None:
@@ -279,6 +309,16 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
+
+
+def _ordered(data: bytes) -> bytes:
+    """The same safetensors file with its words sorted, so that equal weights give equal files."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text + data[start:]
 
 
 def _check_values(value: Any, where: str) -> None:

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from corollout.errors import InputError
@@ -205,6 +206,7 @@ def drop(path: Path, key: str) -> None:
 DAMAGES = {
     "no tensors": lambda c: (c / "tensors.safetensors").unlink(),
     "no state": lambda c: (c / "state.json").unlink(),
+    "a file": lambda c: (shutil.rmtree(c), c.touch()),
     "nothing": lambda c: [file.unlink() for file in c.iterdir()],
     "tensors are a folder": lambda c: ((c / "tensors.safetensors").unlink(), (c / "tensors.safetensors").mkdir()),
     **{f"tensors cut to {n}": lambda c, n=n: cut(c / "tensors.safetensors", n) for n in (0, 4, 8, 20, 60, -1)},
@@ -256,7 +258,7 @@ def test_every_flipped_byte_and_every_length_of_the_state_is_noticed_or_harmless
             assert found[1].values == state_of(2).values
 
 
-@pytest.mark.parametrize("place", [0, 5, 9, 40, -60, -1])
+@pytest.mark.parametrize("place", [0, 5, 9, 60, -60, -1])
 @pytest.mark.parametrize("how", [flip, cut])
 def test_damaged_weights_are_refused(tmp_path: Path, how, place: int):
     path = tmp_path / "best.safetensors"
@@ -264,6 +266,18 @@ def test_damaged_weights_are_refused(tmp_path: Path, how, place: int):
     how(path, place)
     with pytest.raises(InputError, match=r"best\.safetensors is damaged"):
         read_weights(path, "cpu")
+
+
+def test_equal_weights_give_equal_files(tmp_path: Path):
+    words = {f"word {number}": str(number) for number in range(20)}
+    files = [tmp_path / name for name in "abc"]
+    for path in files:
+        write_weights(path, state_of(1).tensors, words)
+        words = dict(reversed(words.items()))
+    assert len({path.read_bytes() for path in files}) == 1
+    with safe_open(files[0], "pt") as file:  # as others read it
+        assert same({name: file.get_tensor(name) for name in file.keys()}, state_of(1).tensors)  # noqa: SIM118
+        assert words.items() <= file.metadata().items()
 
 
 def test_every_flipped_byte_of_weights_is_noticed(tmp_path: Path):
@@ -414,16 +428,19 @@ def test_killed_while_writing_the_newest_is_whole(tmp_path: Path):
             [sys.executable, "-c", WRITER, str(tmp_path), str(last + 1)], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        # Readers are not disturbed by a writer.
-        end = time.monotonic() + 0.15 + 0.037 * round_
-        while time.monotonic() < end:
-            found = newest_checkpoint(tmp_path / "checkpoints", silent)
-            if found is not None:
-                assert found[0] == found[1].values["number"]
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        try:
+            assert process.stdout.readline() == "ready\n"
+            # Readers are not disturbed by a writer.
+            end = time.monotonic() + 0.15 + 0.037 * round_
+            found = None
+            while time.monotonic() < end or found is None or found[0] < last + 2:
+                found = newest_checkpoint(tmp_path / "checkpoints", silent)
+                if found is not None:
+                    assert found[0] == found[1].values["number"]
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
         found = newest_checkpoint(tmp_path / "checkpoints", silent)
         assert found is not None
         step, state = found
@@ -432,4 +449,3 @@ def test_killed_while_writing_the_newest_is_whole(tmp_path: Path):
         weights, words = read_weights(tmp_path / "best.safetensors", "cpu")
         assert (weights["w"] == float(words["number"])).all()
         last = step
-    assert last > 4

@@ -253,15 +253,17 @@ def test_one_writer_at_a_time(tmp_path: Path):
         [sys.executable, "-c", HOLDER, str(tmp_path), "create"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    with process.stdout:
+    try:
         assert process.stdout.readline() == "ready\n"
         with pytest.raises(InputError, match=rf"run directory .* is in use by process {process.pid} \(since 2"):
             Run.open(tmp_path, resume=True)
         with pytest.raises(InputError, match="already holds a run"):
             Run.create(tmp_path, {})
         assert Run.open(tmp_path).records() == []
+    finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        process.stdout.close()
     with Run.open(tmp_path, resume=True):
         with pytest.raises(InputError, match=f"in use by process {os.getpid()} "):
             Run.open(tmp_path, resume=True)
@@ -330,15 +332,17 @@ def test_killed_again_and_again_nothing_is_told_twice(tmp_path: Path):
     for round_ in range(4):
         process = subprocess.Popen([sys.executable, "-c", TRAINER, str(path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        with process.stdout:
+        try:
             assert process.stdout.readline() == "ready\n"
             end = time.monotonic() + 0.2 + 0.041 * round_
-            reader = Run.open(path)
-            while time.monotonic() < end:
+            reader, updates = Run.open(path), []
+            while time.monotonic() < end or len(updates) < 4 * (round_ + 1):
                 updates = [record["update"] for record in reader.records("update")]
                 assert updates == list(range(1, len(updates) + 1))
+        finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
+            process.stdout.close()
         updates = [record["update"] for record in reader.records("update")]
         assert updates == list(range(1, len(updates) + 1))
     with Run.open(path, resume=True) as run:
