@@ -27,10 +27,11 @@ cli.add_typer(karel, name="karel")
 cli.add_typer(data, name="data")
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"corollout {corollout.__version__}")
         raise typer.Exit
+    return wanted
 
 
 @cli.callback()
