@@ -142,6 +142,14 @@ def _finetune_cell(plan: Plan, seed: int, method: str, rate: float, machine: Mac
     return Cell(f"{method}, seed {seed}, rate {rate:g}", directory, create, settings.unit, settings.budget)
 
 
+def rate_scores(plan: Plan, method: str) -> dict[float, float | None]:
+    """A method's validation Generalization with each learning rate, for the first seed; None if it is not done."""
+    runs = {rate: plan.run(plan.seeds[0], method, rate) for rate in plan.rates}
+    return {
+        rate: result_of(run)["val"]["generalization"] if (run / RESULT).exists() else None for rate, run in runs.items()
+    }
+
+
 def chosen_rates(plan: Plan) -> dict[str, float]:
     """For each method the learning rate whose best weights solve most validation tasks, with the first seed."""
     found = {}

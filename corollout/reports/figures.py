@@ -1,6 +1,7 @@
 """Figures, in one style."""
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,10 +88,11 @@ def _smooth(values: Sequence[float], share: float = 0.05) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element, to stand inside a page."""
+def svg(figure: Figure, prefix: str = "") -> str:
+    """The figure as an SVG element, to stand inside a page; ``prefix`` keeps its ids apart from those of others."""
     buffer = io.StringIO()
     with matplotlib.rc_context(rc=STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    text = text[text.index("<svg") :]
+    return re.sub(r'((?:\bid="|url\(#|href="#))', rf"\g<1>{prefix}", text) if prefix else text
