@@ -29,14 +29,15 @@ from corollout.tasks.karel.records import program_id
 
 SPLITS = ("train", "val", "test")
 _CHUNK = 32
-# How often a length is kept though no worlds were found for a program of it, and how often another one is drawn.
-_PROGRAMS_OF_A_LENGTH, _LENGTHS = 50, 50
-_DRAWS = 100_000
-# How often a task may turn out to be like another one before there are too few different programs.
-_MOST_ROUNDS = 200
+# How many programs of a length are tried before another length is drawn: while no worlds are found for them, and while
+# they are those of earlier tasks. Keeping the length keeps the distribution as long as there are other programs of it.
+_WITHOUT_WORLDS, _TAKEN = 50, 20
+# When to give up: how many lengths for a task, draws for a program, and programs that earlier tasks have.
+_LENGTHS, _DRAWS, _ROUNDS = 50, 100_000, 400
 
 
 class _Arrays(NamedTuple):
+    tries: np.ndarray  # int64[task]: programs that were made
     tokens: np.ndarray  # uint8[task, longest]
     lengths: np.ndarray  # int64[task]
     in_cells: np.ndarray  # uint8[task, example, side · side]
@@ -71,6 +72,7 @@ def generate(
     turns = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
     total, side = sum(sizes), largest + 2
     arrays = _Arrays(
+        np.zeros(total, np.int64),
         np.zeros((total, longest), np.uint8),
         np.zeros(total, np.int64),
         np.zeros((total, examples, side * side), np.uint8),
@@ -123,7 +125,7 @@ def _settle(
         make_tasks(rows, states, GRAMMAR, weights, largest, side, *arrays)
         return len(rows)
 
-    for number in range(_MOST_ROUNDS):
+    for number in range(_ROUNDS):
         for done in pool.map(make, [pending[i : i + _CHUNK] for i in range(0, len(pending), _CHUNK)]):
             if number == 0:
                 on_progress(done)
@@ -159,7 +161,9 @@ def _data(arrays: _Arrays, side: int) -> KarelData:
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def make_tasks(rows, states, grammar, weights, largest, side, tokens, lengths, in_cells, in_hero, out_cells, out_hero):
+def make_tasks(
+    rows, states, grammar, weights, largest, side, tries, tokens, lengths, in_cells, in_hero, out_cells, out_hero
+):
     """Make the tasks of some rows; the length stays 0 if there seem to be none."""
     width = tokens.shape[1] + 1
     code, stack = np.zeros((width, 3), np.int32), np.zeros((width, 3), np.int32)
@@ -172,9 +176,11 @@ def make_tasks(rows, states, grammar, weights, largest, side, tokens, lengths, i
     )
     for row in rows:
         state, program = states[row : row + 1], tokens[row]
+        length = lengths[row] if tries[row] % _TAKEN > 0 else 0
+        tries[row] += 1
         lengths[row] = 0
-        for attempt in range(_LENGTHS * _PROGRAMS_OF_A_LENGTH):
-            if attempt % _PROGRAMS_OF_A_LENGTH == 0:
+        for attempt in range(_LENGTHS * _WITHOUT_WORLDS):
+            if length == 0 or (attempt > 0 and attempt % _WITHOUT_WORLDS == 0):
                 length = choose(state, weights)
             draws = 1
             while draws < _DRAWS and not draw_program(state, length, grammar, program):

@@ -215,7 +215,7 @@ def _read(line: bytes) -> _Record:
 
 def _program(data: Mapping[str, Any]) -> list[int]:
     tokens = data.get("program_tokens")
-    if tokens is None and "program_json" in data:
+    if tokens is None and isinstance(data.get("program_json"), dict):
         tokens = to_tokens(from_json(data["program_json"]))
     if not isinstance(tokens, list):
         raise InputError(f"program_tokens: expected a list of tokens, not {short(tokens)}")
@@ -254,6 +254,8 @@ def _grid(example: Mapping[str, Any], name: str) -> Grids:
         raise InputError(f"neither {name}_tensor nor {name}_json is there")
     grids = []
     if other is not None:
+        if not isinstance(other, dict):
+            raise InputError(f"{name}_json: expected an object with rows, cols and hero, not {short(other)}")
         try:
             world = World.from_json(other)
         except InputError as error:
