@@ -16,15 +16,9 @@ from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.generator import SPLITS, generate
 from corollout.tasks.karel.machine import Programs, judge
 from corollout.tasks.karel.records import Form, Records, needed_side, read_records
+from corollout.tasks.karel.settings import scale as scale_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make and check data sets.")
-
-# For each scale: tasks for training, validation and test; tokens of a program; rows and columns of a world.
-SCALES = {
-    "tiny": {"train": 1_500, "val": 200, "test": 200, "shortest": 5, "longest": 12, "largest": 5},
-    "small": {"train": 10_000, "val": 2_500, "test": 2_500, "shortest": 5, "longest": 24, "largest": 8},
-    "paper": {"train": 10_000, "val": 2_500, "test": 2_500, "shortest": 5, "longest": 45, "largest": 16},
-}
 
 
 class Scale(StrEnum):
@@ -57,7 +51,7 @@ def karel(
 ) -> None:
     """Generate Karel tasks in the public JSON-lines format."""
     given = {"train": train, "val": val, "test": test, "shortest": shortest, "longest": longest, "largest": largest}
-    sizes = SCALES[scale] | {name: number for name, number in given.items() if number is not None}
+    sizes = scale_settings(scale)["data"] | {name: number for name, number in given.items() if number is not None}
     counts = {split: sizes[split] for split in SPLITS}
     _make_empty(out)
     console = Console()

@@ -73,11 +73,11 @@ class KarelData:
         """The tasks of a file in the public JSON-lines form.
 
         Grids have the ``side`` that the largest world needs, or the given one. A bad line is an error, or is left out
-        with ``skip_bad``. What was read is kept in ``cache``, FILE.cache unless another folder is given, and taken from
+        with ``skip_bad``. What was read is kept in a folder FILE.cache, beside the file or in ``cache``, and taken from
         there as long as the file stays as it is.
         """
         source = Path(path)
-        folder = Path(cache) if cache is not None else source.with_name(source.name + ".cache")
+        folder = _cache_of(source, cache)
         digest = _digest(source)
         found = _load(folder, digest, warn)
         if found is None or (found[1] and not skip_bad):
@@ -105,6 +105,12 @@ class KarelData:
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
             temporary.chmod(0o755)
             if folder.exists():
+                strange = {entry.name for entry in folder.iterdir()} - {
+                    "meta.json",
+                    *(f"{name}.npy" for name in _ARRAYS),
+                }
+                if strange:
+                    raise InputError(f"{folder} holds {min(strange)!r}, which is no part of a cache: move it away")
                 shutil.rmtree(folder)
             temporary.rename(folder)
         finally:
@@ -120,7 +126,7 @@ class KarelData:
         """Write a file in the public JSON-lines form, and its cache beside it."""
         target = Path(path)
         write_records(target, self.tokens, self.lengths, self.inputs, self.outputs, self.ids, forms, on_progress)
-        self.keep(target.with_name(target.name + ".cache"), _digest(target))
+        self.keep(_cache_of(target), _digest(target))
 
     def subset(self, count: int) -> "KarelData":
         """The first tasks."""
@@ -138,6 +144,10 @@ class KarelData:
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
         return KarelData(self.tokens, self.lengths, inputs, outputs, self.ids)
+
+
+def _cache_of(source: Path, place: Path | str | None = None) -> Path:
+    return Path(place or source.parent) / f"{source.name}.cache"
 
 
 def _digest(path: Path) -> str:

@@ -91,13 +91,16 @@ def read_records(path: Path | str, skip_bad: bool = False) -> Records:
         chunks.append(_stacked(waiting))
     side = max(needed_side(chunk) for chunk in chunks)
     fitting = [resized(chunk, side) for chunk in chunks]
-    cells, hero = (np.concatenate([getattr(chunk, name) for chunk in fitting]) for name in ("cells", "hero"))
     lengths = np.array([len(program) for program in programs])
     tokens = np.full((len(programs), lengths.max()), PAD, np.uint8)
     for row, program in zip(tokens, programs, strict=True):
         row[: len(program)] = program
     inputs, outputs = (
-        Grids(np.ascontiguousarray(cells[:, :, which]), np.ascontiguousarray(hero[:, :, which])) for which in (0, 1)
+        Grids(
+            np.concatenate([chunk.cells[:, :, which] for chunk in fitting]),
+            np.concatenate([chunk.hero[:, :, which] for chunk in fitting]),
+        )
+        for which in (0, 1)
     )
     return Records(tokens, lengths, inputs, outputs, _different(identities), bad)
 
