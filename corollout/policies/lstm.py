@@ -1,8 +1,8 @@
 """An LSTM layer whose input part is given ready-made, so that what is constant in it can be projected once.
 
-    i, f, o = σ(x_i + h W_i), …,   g = tanh(x_g + h W_g),   c ← f c + i g,   h ← o tanh(c)
+    o, i, f = σ(x_o + h W_o), …,   g = tanh(x_g + h W_g),   c ← f c + i g,   h ← o tanh(c)
 
-``x`` holds the input's share of the four gates, in the order i, f, o, g, biases included.
+``x`` holds the input's share of the four gates, in the order o, i, f, g, biases included.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def lstm_step(
     c: Float[Tensor, "row hidden"],
 ) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
     """One step without gradient: the new h and c."""
-    _, _, c, h = _step(x, weight, h, c)
+    _, c, _, h = _step(x, weight, h, c)
     return h, c
 
 
@@ -37,16 +37,17 @@ def lstm(
     return _LSTM.apply(x, weight, h, c)
 
 
-def _step(x: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gates after their non-linearities, tanh of the new c, the new c and the new h."""
+def _step(x: Tensor, weight: Tensor, h: Tensor, c: Tensor, out: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
+    """The gates after their non-linearities, the new c, its tanh, and the new h, written to ``out`` if it is given."""
+    gates, new_c, squashed, new_h = out or (None, None, None, None)
     hidden = h.shape[1]
-    gates = torch.addmm(x, h, weight)
+    gates = torch.addmm(x, h, weight, out=gates)
     gates[:, : 3 * hidden].sigmoid_()
     gates[:, 3 * hidden :].tanh_()
-    i, f, o, g = gates.split(hidden, 1)
-    c = torch.addcmul(i * g, f, c)
-    squashed = c.tanh()
-    return gates, squashed, c, o * squashed
+    o, i, f, g = gates.split(hidden, 1)
+    new_c = torch.mul(i, g, out=new_c).addcmul_(f, c)
+    squashed = torch.tanh(new_c, out=squashed)
+    return gates, new_c, squashed, torch.mul(o, squashed, out=new_h)
 
 
 class _LSTM(torch.autograd.Function):
@@ -57,27 +58,32 @@ class _LSTM(torch.autograd.Function):
         cs, squashed, gates = torch.empty_like(hs), torch.empty_like(hs[1:]), torch.empty_like(x)
         hs[0], cs[0] = h, c
         for t in range(steps):
-            gates[t], squashed[t], cs[t + 1], hs[t + 1] = _step(x[t], weight, hs[t], cs[t])
+            _step(x[t], weight, hs[t], cs[t], (gates[t], cs[t + 1], squashed[t], hs[t + 1]))
         ctx.save_for_backward(gates, squashed, cs, hs, weight)
         return hs[1:]
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         gates, squashed, cs, hs, weight = ctx.saved_tensors
-        steps, hidden = len(gates), hs.shape[2]
-        dx = torch.empty_like(gates)
+        steps, rows, hidden = squashed.shape
+        # What each step multiplies dh and dc with, for all steps at once.
+        o, i, f, g = gates.split(hidden, 2)
+        factors = torch.empty_like(gates).view(steps, rows, 4, hidden)
+        torch.mul(squashed, o * (1 - o), out=factors[:, :, 0])
+        torch.mul(g, i * (1 - i), out=factors[:, :, 1])
+        torch.mul(cs[:-1], f * (1 - f), out=factors[:, :, 2])
+        torch.mul(i, 1 - g * g, out=factors[:, :, 3])
+        through = o * (1 - squashed * squashed)
+        dx = torch.empty_like(factors)
         dh, dc = torch.zeros_like(hs[0]), torch.zeros_like(hs[0])
         back = weight.t()
         for t in reversed(range(steps)):
             dh = dh + outer[0][t]
-            i, f, o, g = gates[t].split(hidden, 1)
-            dc = dc + dh * o * (1 - squashed[t] ** 2)
-            di, df, do, dg = dx[t].split(hidden, 1)
-            torch.mul(dc * g, i * (1 - i), out=di)
-            torch.mul(dc * cs[t], f * (1 - f), out=df)
-            torch.mul(dh * squashed[t], o * (1 - o), out=do)
-            torch.mul(dc * i, 1 - g * g, out=dg)
-            dh = dx[t] @ back
-            dc = dc * f
+            dc = torch.addcmul(dc, dh, through[t])
+            torch.mul(dh, factors[t, :, 0], out=dx[t, :, 0])
+            torch.mul(dc[:, None], factors[t, :, 1:], out=dx[t, :, 1:])
+            dh = dx[t].flatten(1) @ back
+            dc = dc * f[t]
+        dx = dx.flatten(2)
         dweight = hs[:-1].flatten(0, 1).t() @ dx.flatten(0, 1)
         return dx, dweight, dh, dc

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import embedding, relu
 
 from corollout.policies.lstm import lstm, lstm_step
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, WALL, Grids
@@ -67,7 +67,11 @@ class PairEncoder(nn.Module):
         for convolution in (self.before, self.after, *(c for block in self.blocks for c in block.children())):
             weight = convolution.weight
             assert isinstance(weight, Tensor)
+            nn.init.kaiming_normal_(weight, nonlinearity="relu")
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        # Most of a picture is empty. Weights of the usual size would leave so little of it that the decoder, for many
+        # epochs, learns the language alone.
+        nn.init.kaiming_normal_(self.output.weight, nonlinearity="relu")
 
     def forward(self, worlds: UInt8[Tensor, "pair 2 side side"]) -> Float[Tensor, "pair width"]:
         table: Tensor = self.table  # pyright: ignore[reportAssignmentType]
@@ -114,21 +118,21 @@ class KarelPolicy(nn.Module):
         channels: int = 32,
         blocks: int = 2,
         pair_width: int = 512,
-        embedding: int = 256,
+        token_width: int = 256,
         hidden: int = 256,
         layers: int = 2,
     ):
         super().__init__()
         self.encoder = PairEncoder(side, channels, blocks, pair_width)
-        self.embedding = nn.Embedding(len(TOKENS), embedding)
+        self.embedding = nn.Embedding(len(TOKENS), token_width)
         bound = hidden**-0.5
 
         def uniform(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
 
         gates = 4 * hidden
-        self.from_token = uniform(embedding, gates)
-        self.from_pair = uniform(pair_width, gates)
+        self.from_token = uniform(token_width, gates)
+        self.from_pair = nn.Parameter(torch.randn(pair_width, gates) * pair_width**-0.5)
         self.from_below = nn.ParameterList(uniform(hidden, gates) for _ in range(layers - 1))
         self.recurrent = nn.ParameterList(uniform(hidden, gates) for _ in range(layers))
         # Two biases, as other libraries have them: one is the input's, one the recurrence's.
@@ -165,7 +169,7 @@ class KarelPolicy(nn.Module):
     def score(self, memory: Constants, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         rows, steps = tokens.shape
         pairs = memory.table.shape[1]
-        x = self._token_gates()[tokens.t()][:, :, None] + memory.table[memory.number]
+        x = embedding(tokens.t(), self._token_gates())[:, :, None] + memory.table[memory.number]
         x = x.flatten(1, 2)
         for number, (h, c) in enumerate(self.first):
             if number:
