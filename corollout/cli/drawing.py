@@ -36,9 +36,13 @@ def world_text(world: World) -> Text:
 
 def before_after(before: World, after: World, titles: tuple[str, str] = ("before", "after")) -> Columns:
     """Two worlds side by side, or one above the other where there is no room."""
-    drawings = [world_text(world) for world in (before, after)]
-    heads = [Text(title.center(_width(drawing)), "bold") for title, drawing in zip(titles, drawings, strict=True)]
-    return Columns([Group(*pair) for pair in zip(heads, drawings, strict=True)], padding=(0, 4))
+    return Columns([titled(world, title) for world, title in zip((before, after), titles, strict=True)], padding=(0, 4))
+
+
+def titled(world: World, title: str) -> Group:
+    """A world under its title."""
+    drawing = world_text(world)
+    return Group(Text(title.center(_width(drawing)), "bold"), drawing)
 
 
 def _width(drawing: Text) -> int:
@@ -52,9 +56,13 @@ def program_text(program: Program) -> Text:
         words = line.lstrip()
         text.append(line[: len(line) - len(words)])
         for word in words.split():
-            style = _STYLES.get(word, BRACKET if word[-1] in "()" else KEYWORD)
-            text.append(word, style).append(" ")
+            text.append(word, token_style(word)).append(" ")
         text.right_crop(1)
         text.append("\n")
     text.right_crop(1)
     return text
+
+
+def token_style(token: str) -> str:
+    """The colour of a token."""
+    return _STYLES.get(token, BRACKET if token[-1] in "()" else KEYWORD)

@@ -9,6 +9,8 @@ from rich.console import Console
 import corollout
 from corollout.cli.data import app as data
 from corollout.cli.demo import demo
+from corollout.cli.generate import generate
+from corollout.cli.inspect import inspect
 from corollout.cli.karel import app as karel
 from corollout.cli.training import evaluate, finetune, pretrain
 from corollout.errors import CorolloutError, Interrupted
@@ -23,6 +25,8 @@ cli.command()(demo)
 cli.add_typer(pretrain, name="pretrain")
 cli.command()(finetune)
 cli.command()(evaluate)
+cli.command()(generate)
+cli.command()(inspect)
 cli.add_typer(karel, name="karel")
 cli.add_typer(data, name="data")
 

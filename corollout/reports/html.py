@@ -26,13 +26,13 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
-    """A page of headed sections, whose bodies are HTML."""
+def page(title: str, lead: str, sections: Sequence[tuple[str, str]], style: str = "") -> str:
+    """A page of headed sections, whose bodies are HTML; ``style`` is added to the style sheet of all pages."""
     body = "\n".join(f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
         f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body}\n</body>\n</html>\n'
     )
 

@@ -1,0 +1,288 @@
+"""One gradient estimate for one task, taken apart: all that was sampled, what it earned, and what each reward did."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from corollout.errors import InputError
+from corollout.estimators import make_estimator
+from corollout.estimators.plans import ContrastPlan, GroupPlan
+from corollout.estimators.score import Reinforce
+from corollout.experiments.jobs import open_run
+from corollout.noise import Noise
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
+from corollout.tasks.karel.dataset import KarelData
+from corollout.tasks.karel.grids import unpack
+from corollout.tasks.karel.metrics import SolvesTask
+from corollout.tasks.karel.task import KarelTask, Split
+from corollout.tasks.karel.world import World
+from corollout.training import Estimate, estimate
+from corollout.training.runs import Run
+from corollout.types import Cost, full_precision
+
+ALONE = "The baseline of REINFORCE is the mean reward of the batch's other tasks: for one task alone there is none."
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A departure from a main sequence: its first token, how it came about, and the whole sequence it became."""
+
+    token: int
+    kind: Literal["pseudo-action", "greedy", "completion"]
+    sequence: list[int]  # end token included
+    reward: float
+    coefficients: Float[Tensor, "step vocab"]  # d gradient / d reward, at the steps of its main sequence
+
+    @property
+    def norm(self) -> float:
+        return float(self.coefficients.norm())
+
+
+@dataclass(frozen=True)
+class Step:
+    """A token of a main sequence, the branches that leave it there, and the gradient for its logits."""
+
+    token: int
+    probability: float
+    gradient: Float[Tensor, " vocab"]
+    advantage: float | None  # A, if the gradient is weight · A (e_token − p), as score-function estimators have it
+    branches: tuple[Branch, ...]
+
+    @property
+    def norm(self) -> float:
+        return float(self.gradient.norm())
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the gradient is zero exactly."""
+        return not bool(self.gradient.any())
+
+    @property
+    def raised(self) -> tuple[int, float] | None:
+        """The token whose logit the gradient raises most, and its entry; None if several are equal."""
+        return _only(self.gradient, self.gradient.max())
+
+    @property
+    def lowered(self) -> tuple[int, float] | None:
+        """The token whose logit the gradient lowers most, and its entry; None if several are equal."""
+        return _only(self.gradient, self.gradient.min())
+
+
+@dataclass(frozen=True)
+class MainSequence:
+    """A main sequence, step by step."""
+
+    sequence: list[int]  # end token included
+    reward: float
+    probability: float
+    weight: float | None  # among its context's sequences, if its steps have advantages
+    steps: tuple[Step, ...]
+
+    @property
+    def advantage(self) -> float | None:
+        """The advantage, if all steps have the same."""
+        advantages = {step.advantage for step in self.steps}
+        return advantages.pop() if len(advantages) == 1 else None
+
+    @property
+    def norm(self) -> float:
+        return float(torch.stack([step.gradient for step in self.steps]).norm())
+
+    @property
+    def rollouts(self) -> int:
+        return sum(len(step.branches) for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The estimate for a task, and the task itself."""
+
+    split: str
+    task: int  # its number in the split
+    id: int
+    estimator: str
+    reward: str  # which of the task's rewards
+    seed: int
+    reference: list[int]
+    worlds: list[tuple[World, World]]  # the last pair is held out
+    mains: list[MainSequence]
+    cost: Cost
+    note: str = ""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether there are only whole sequences that are compared with each other, and nothing branches off."""
+        return self.cost.rollouts == 0 and all(main.advantage is not None for main in self.mains)
+
+    @property
+    def steps(self) -> int:
+        return sum(len(main.steps) for main in self.mains)
+
+    @property
+    def zero_steps(self) -> int:
+        """Steps with a gradient that is zero exactly."""
+        return sum(step.is_zero for main in self.mains for step in main.steps)
+
+    @property
+    def rollouts_per_step(self) -> float:
+        return self.cost.rollouts / self.steps
+
+    @property
+    def mean_reward(self) -> float:
+        """Of the main sequences."""
+        return sum(main.reward for main in self.mains) / len(self.mains)
+
+    @property
+    def norm(self) -> float:
+        """Of the whole gradient."""
+        return sum(main.norm**2 for main in self.mains) ** 0.5
+
+
+def inspect_run(
+    directory: Path,
+    *,
+    split: str = "val",
+    number: int = 0,
+    estimator: str | None = None,
+    seed: int = 0,
+    weights: str = "best",
+) -> Inspection:
+    """Take apart an estimate with a run's weights and reward; the estimator is the run's own, or ARSM."""
+    own = Run.open(directory).config.get("finetune", {})
+    name = estimator or own.get("estimator", "arsm")
+    make_estimator(name)  # a wrong name is said before anything is loaded
+    task, engine = open_run(directory, weights)
+    return inspect_task(task, engine, split, number, name, own.get("reward", "all"), seed)
+
+
+def inspect_task(
+    task: KarelTask, engine: Engine, split: str, number: int, estimator: str, reward: str = "all", seed: int = 0
+) -> Inspection:
+    """Take apart an estimate for one task of a split."""
+    tasks = task.split(split)
+    check_number(tasks, split, number)
+    method = make_estimator(estimator)
+    solves = Reward(SolvesTask(tasks.data, reward), name=f"karel, {reward}")
+    found = estimate(engine, tasks.columns.batch([number], task.device), solves, method, Noise(seed))
+    return Inspection(
+        split=split,
+        task=number,
+        id=int(tasks.columns.ids[number]),
+        estimator=estimator,
+        reward=reward,
+        seed=seed,
+        reference=reference_of(tasks.data, number),
+        worlds=worlds_of(tasks.data, number),
+        mains=take_apart(found),
+        cost=found.cost,
+        note=ALONE if isinstance(method, Reinforce) and method.samples == 1 else "",
+    )
+
+
+def check_number(tasks: Split, split: str, number: int) -> None:
+    """Refuse the number of a task that a split does not have."""
+    if not 0 <= number < len(tasks):
+        have = f"only the tasks 0 to {len(tasks) - 1}" if len(tasks) else "no tasks"
+        raise InputError(f"the split {split} has {have}, not {number}")
+
+
+def reference_of(data: KarelData, number: int) -> list[int]:
+    """The tokens of a task's reference program."""
+    return data.tokens[number, : data.lengths[number]].tolist()
+
+
+def worlds_of(data: KarelData, number: int) -> list[tuple[World, World]]:
+    """The worlds of a task before and after its program."""
+    before, after = data.inputs[number], data.outputs[number]
+    return [(unpack(before[e]), unpack(after[e])) for e in range(len(before.hero))]
+
+
+def take_apart(found: Estimate) -> list[MainSequence]:
+    """The main sequences of an estimate with their branches."""
+    trajectories = found.trajectories
+    logits = full_precision(found.logits.detach())
+    probabilities = logits.softmax(2).gather(2, trajectories.tokens[:, :, None]).squeeze(2).tolist()
+    branches = _branches(found, logits)
+    weights, advantages = _advantages(found, logits) or (None, None)
+    mains = []
+    lengths = trajectories.lengths.tolist()
+    for row, tokens in enumerate(trajectories.tokens.tolist()):
+        steps = tuple(
+            Step(
+                token=tokens[t],
+                probability=probabilities[row][t],
+                gradient=found.gradient[row, t],
+                advantage=None if advantages is None else advantages[row][t],
+                branches=tuple(branches.get((row, t), ())),
+            )
+            for t in range(lengths[row])
+        )
+        mains.append(
+            MainSequence(
+                sequence=tokens[: lengths[row]],
+                reward=float(found.rewards[row]),
+                probability=float(trajectories.log_probs[row].exp()),
+                weight=None if weights is None else weights[row],
+                steps=steps,
+            )
+        )
+    return mains
+
+
+def _branches(found: Estimate, logits: Float[Tensor, "row step vocab"]) -> dict[tuple[int, int], list[Branch]]:
+    """The branches by main sequence and step. The gradient is linear in the rewards: what a reward of 1 does alone are
+    its coefficients."""
+    plan, mains = found.plan, len(found.trajectories.tokens)
+    rows = zip(
+        plan.branches.parent.tolist(),
+        plan.branches.step.tolist(),
+        plan.branches.token.tolist(),
+        plan.branches.greedy.tolist(),
+        found.completed.tokens.tolist(),
+        found.completed.lengths.tolist(),
+        strict=True,
+    )
+    places: dict[tuple[int, int], list[Branch]] = {}
+    for source, (parent, step, token, greedy, tokens, length) in enumerate(rows, start=mains):
+        alone = torch.zeros_like(found.rewards)
+        alone[source] = 1.0
+        steps = int(found.trajectories.lengths[parent])
+        is_own = token == int(found.trajectories.tokens[parent, step])
+        branch = Branch(
+            token=token,
+            kind="completion" if is_own else "greedy" if greedy else "pseudo-action",
+            sequence=tokens[:length],
+            reward=float(found.rewards[source]),
+            coefficients=plan.gradient(alone, logits)[parent, :steps],
+        )
+        places.setdefault((parent, step), []).append(branch)
+    return places
+
+
+def _advantages(
+    found: Estimate, logits: Float[Tensor, "row step vocab"]
+) -> tuple[list[float], list[list[float]]] | None:
+    """The weight of each main sequence and A of its steps, if the gradient is weight · A (e_token − p)."""
+    plan, rows = found.plan, len(logits)
+    if isinstance(plan, GroupPlan):
+        weight, plan = plan.weight, replace(plan, weight=torch.ones_like(plan.weight))
+        scale = 1.0
+    elif isinstance(plan, ContrastPlan) and plan.centre == "policy":
+        weight, scale = torch.full((rows,), 1 / rows), float(rows)  # a context's sequences are averaged
+    else:
+        return None
+    # Of A (e_token − p) with p = 1/V, the token's own entry is A (1 − 1/V).
+    vocab = logits.shape[2]
+    uniform = plan.gradient(found.rewards, torch.zeros_like(logits))
+    own = uniform.gather(2, found.trajectories.tokens[:, :, None]).squeeze(2)
+    return weight.tolist(), (own.double() * (scale * vocab / (vocab - 1))).tolist()
+
+
+def _only(gradient: Float[Tensor, " vocab"], value: Float[Tensor, ""]) -> tuple[int, float] | None:
+    places = (gradient == value).nonzero()
+    return (int(places), float(value)) if len(places) == 1 else None
