@@ -12,6 +12,7 @@ from corollout.cli.demo import demo
 from corollout.cli.generate import generate
 from corollout.cli.inspect import inspect
 from corollout.cli.karel import app as karel
+from corollout.cli.reproduce import app as reproduce
 from corollout.cli.training import evaluate, finetune, pretrain
 from corollout.errors import CorolloutError, Interrupted
 
@@ -29,6 +30,7 @@ cli.command()(generate)
 cli.command()(inspect)
 cli.add_typer(karel, name="karel")
 cli.add_typer(data, name="data")
+cli.add_typer(reproduce, name="reproduce")
 
 
 def _print_version(wanted: bool) -> bool:

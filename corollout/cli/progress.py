@@ -6,20 +6,22 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from corollout.experiments.jobs import Hooks
 
 
 def progress_bars(console: Console) -> Progress:
-    """Bars with time used, time left, and a note."""
+    """Bars with time used, time left, and a note, which is cut where the terminal is narrow."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         console=console,
+        expand=True,
     )
 
 

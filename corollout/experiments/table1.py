@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,14 @@ class Plan:
     @classmethod
     def of_scale(cls, name: str, out: Path, seeds: tuple[int, ...] | None, methods: tuple[str, ...] | None) -> "Plan":
         table = scale(name)
+        chosen = {"seeds": list(seeds) if seeds else table["table1"]["seeds"], "methods": list(methods or METHODS)}
+        return cls.from_table(name, out, {**table, "table1": {**table["table1"], **chosen}})
+
+    @classmethod
+    def from_table(cls, name: str, out: Path, table: Mapping[str, Any]) -> "Plan":
+        """The plan that :meth:`table` described."""
         own = table["table1"]
-        chosen = methods or tuple(METHODS)
-        for method in chosen:
+        for method in own["methods"]:
             if method not in METHODS:
                 raise InputError(f"no method of the table is called {method!r}: there are {', '.join(METHODS)}")
         return cls(
@@ -67,8 +72,8 @@ class Plan:
             from_table(PretrainSettings, table["pretrain"], f"scale {name}"),
             from_table(FinetuneSettings, table["finetune"], f"scale {name}"),
             tuple(own["rates"]),
-            tuple(own["seeds"]) if seeds is None else seeds,
-            chosen,
+            tuple(own["seeds"]),
+            tuple(own["methods"]),
             own["beam"],
             own["probes"],
         )
@@ -219,21 +224,22 @@ def _start(cell: Cell, beam: int) -> "subprocess.Popen[str]":
 
 
 def _newest(cell: Cell) -> Iterator[tuple[float, dict[str, Any]]]:
-    """How far a run is, by the last line that it wrote."""
+    """How far a run is, by the last line that it wrote, with the last Generalization that is not far above it."""
     path = cell.directory / "metrics.jsonl"
     if not path.exists():
         return
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
+        file.seek(max(0, path.stat().st_size - 65536))
         lines = file.read().split(b"\n")[:-1]
-    for line in lines[-1:]:
-        try:
-            record = json.loads(line)
-        except ValueError:  # the first line of what was read may be cut
-            return
-        key = {"updates": "update", "epochs": "epoch"}.get(cell.unit, cell.unit)
-        if key in record:
-            yield float(record[key]), record
+    evaluations = [line for line in lines if b'"evaluation"' in line]
+    try:
+        looked = [json.loads(line)["generalization"] for line in evaluations[-1:]]
+        record = json.loads(lines[-1])
+    except (ValueError, LookupError):  # the first line of what was read may be cut
+        return
+    key = {"updates": "update", "epochs": "epoch"}.get(cell.unit, cell.unit)
+    if key in record:
+        yield float(record[key]), {**record, **({"generalization": looked[0]} if looked else {})}
 
 
 def open_cells(plan: Plan, method: str) -> list[Path]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from corollout.errors import InputError
+from corollout.experiments.probes import read_probes
 from corollout.experiments.table1 import METHODS, MLE, RESULT, Plan, rate_scores
 from corollout.reports import html, pages
 from corollout.reports.comparison import Comparison, Method, compare, count_words
@@ -25,12 +26,11 @@ PAPER = {
 }
 PAPER_NOTE = (
     "The paper's numbers, in per cent, are of other tasks, with programs of up to 45 tokens in worlds of up to 16 by "
-    "16, and of a model of 12 million weights. They are here for orientation: the order of methods may agree, no number "
-    "has to."
+    "16, and of a model of 12 million weights. They are here for orientation: the order of methods may agree, no "
+    "number has to."
 )
 AXES: tuple[Axis, ...] = ("seconds", "tokens")
 FIGURES = {"seconds": "figure", "tokens": "figure-tokens"}
-PROBES = "probes.json"
 _DEPTHS = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
@@ -41,7 +41,7 @@ class Collected:
     comparison: Comparison
     groups: list[Group]  # fine-tuned methods only
     rates: dict[str, dict[float, float | None]]  # validation Generalization of each learning rate, with the first seed
-    probes: dict[str, dict[str, float]]
+    probes: dict[str, dict[str, Any]]
     missing: int  # runs of the table that are not done
 
     @property
@@ -49,8 +49,8 @@ class Collected:
         return self.comparison.methods
 
 
-def write_table1(plan: Plan, folder: Path) -> Comparison:
-    """Write tables, figures and a page about everything that is done of the plan."""
+def write_table1(plan: Plan, folder: Path) -> Collected:
+    """Write tables, figures and a page about everything that is done of the plan, and return it."""
     found = collect(plan)
     pages.make_folder(folder)
     facts = manifest(scale=plan.scale, seeds=list(plan.seeds))
@@ -63,7 +63,7 @@ def write_table1(plan: Plan, folder: Path) -> Comparison:
     pages.save(folder / "table.json", _table_json(plan, found))
     pages.save(folder / "manifest.json", facts | {"settings": plan.table()})
     pages.save(folder / "report.html", _page(plan, found, tables, curves, facts))
-    return found.comparison
+    return found
 
 
 def redraw(folder: Path) -> None:
@@ -94,10 +94,8 @@ def collect(plan: Plan) -> Collected:
     groups = [group for group in groups if group.runs]
     if not groups:
         raise InputError(f"there is nothing to report: no run in {plan.out} is finished")
-    path = plan.out / PROBES
-    probes = json.loads(path.read_text("utf-8")) if path.exists() else {}
     tuned = [group for group in groups if group.label != MLE]
-    return Collected(compare(groups, parents), tuned, rates, probes, wanted - done)
+    return Collected(compare(groups, parents), tuned, rates, read_probes(plan), wanted - done)
 
 
 def _done(directory: Path) -> bool:
@@ -168,21 +166,21 @@ def _variance_table(plan: Plan, found: Collected) -> TextTable:
         rows.append(cells)
     header = [
         "method",
-        "rollouts a step, first tenth",
-        "rollouts a step, last tenth",
-        "running variance, mean",
-        "variance at the start",
-        "tokens an estimate",
-        "variance × tokens",
+        "first rollouts",
+        "last rollouts",
+        "running variance",
+        "variance at\u00a0start",
+        "tokens an\u00a0estimate",
+        "variance ×\u00a0tokens",
     ]
     note = (
-        "Rollouts: completed branches, greedy baselines included, for each token of the main trajectories, in the "
-        "first and in the last tenth of the updates. Running variance: exponential average along training, of the "
-        f"gradient for {plan.finetune.batch_size} tasks, mean over updates."
+        "First and last rollouts: completed branches, greedy baselines included, for each token of the main "
+        "trajectories, in the first and in the last tenth of the updates. Running variance: exponential average along "
+        f"training, of the gradient for {plan.finetune.batch_size} tasks, mean over updates."
     )
     if found.probes:
         note += (
-            f" Variance at the start: trace of the covariance of {plan.probes} independent estimates at the weights of "
+            f" Variance at start: trace of the covariance of {plan.probes} independent estimates at the weights of "
             f"maximum likelihood, seed {plan.seeds[0]}, for the same tasks, ± its standard error. Times the tokens "
             f"that an estimate generates, it is less for the unbiased method that is better at equal cost. RL_beam "
             f"does not sample: its gradient has no variance at given weights, but is biased."

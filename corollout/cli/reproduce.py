@@ -1,0 +1,224 @@
+"""``corollout reproduce``: the paper's experiments from nothing to a report."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from corollout.cli.progress import note, progress_bars
+from corollout.cli.tables import plain_table
+from corollout.config import from_table, read_toml, to_table, toml_text
+from corollout.errors import CorolloutError, InputError, Interrupted
+from corollout.experiments import table1 as experiment
+from corollout.experiments.data import make_data
+from corollout.experiments.probes import probe_methods, read_probes
+from corollout.experiments.table1 import Cell, Plan
+from corollout.reports.table1 import write_table1
+from corollout.training.checkpoints import replace_file
+from corollout.training.settings import MachineSettings
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Do the paper's experiments again.")
+
+PLAN = "plan.toml"
+# What parts weigh in the estimate of the time that is left: a run counts 1.
+_DATA, _PROBE = 0.3, 0.1
+
+
+@app.callback()
+def _group() -> None:
+    """Do the paper's experiments again."""
+
+
+@app.command("table1")
+def table1(
+    out: Annotated[Path, typer.Option(help="Folder for data, runs and report; name it again to go on.")],
+    scale: Annotated[
+        str | None, typer.Option(help="Sizes and budgets: tiny, small or paper. [default: small]", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="<int,…>", help="Seeds. [default: depends on scale]", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="<name,…>", help="Methods, as in ARSM,RLOO. [default: all]", show_default=False),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each run. [default: 1]", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute: cpu, cuda, …. [default: cpu]", show_default=False)
+    ] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Only report what is done so far.")] = False,
+) -> None:
+    """Table 1: Karel by maximum likelihood, then fine-tuned by every method, with the best of some learning rates."""
+    if report_only and not out.is_dir():
+        raise InputError(f"there is nothing to report: {out} does not exist")
+    machine = {"threads": threads, "device": device}
+    plan, where = open_plan(
+        out, scale, _numbers(seeds), _words(methods), {k: v for k, v in machine.items() if v is not None}
+    )
+    folder = out / "report"
+    if not report_only:
+        again = f"corollout reproduce table1 --out {out}" + (f" --jobs {jobs}" if jobs != 2 else "")
+        try:
+            _carry_out(plan, where, jobs)
+        except (KeyboardInterrupt, Interrupted):
+            raise Interrupted(f"Stopped; all that was done is saved. Go on with: {again}") from None
+        except InputError:
+            raise
+        except CorolloutError as error:
+            raise CorolloutError(f"{error}. All that was done is saved; go on with: {again}") from error
+    found = write_table1(plan, folder)
+    console = Console()
+    for table in found.comparison.tables():
+        console.print(plain_table(table.title, table.header, table.rows))
+    console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def open_plan(
+    out: Path,
+    scale: str | None,
+    seeds: tuple[int, ...] | None,
+    methods: tuple[str, ...] | None,
+    machine: Mapping[str, Any],
+) -> tuple[Plan, MachineSettings]:
+    """The plan of a folder; what is given must agree with it. A new folder gets one of what is given and defaults."""
+    path = out / PLAN
+    if not path.exists():
+        plan = Plan.of_scale(scale or "small", out, seeds, methods)
+        settings = MachineSettings(**machine)
+        text = toml_text({"scale": plan.scale, **plan.table(), "machine": to_table(settings)})
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
+        except OSError as error:
+            raise InputError(
+                f"cannot use the folder {out}: {error.strerror or error}; choose another with --out"
+            ) from error
+        return plan, settings
+    stored = read_toml(path)
+    try:
+        plan = Plan.from_table(stored["scale"], out, stored)
+        known = {"scale": plan.scale, "seeds": plan.seeds, "methods": plan.methods, **stored["machine"]}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path} is no plan of this experiment: {type(error).__name__} {error}") from error
+    given = {"scale": scale, "seeds": seeds, "methods": methods, **machine}
+    differing = [
+        f"{name} {_said(known[name])} instead of {_said(value)}"
+        for name, value in given.items()
+        if value is not None and value != known[name]
+    ]
+    if differing:
+        raise InputError(
+            f"{out} was begun with {', '.join(differing)}: leave these settings out to go on with it, or choose "
+            f"another folder with --out"
+        )
+    return plan, from_table(MachineSettings, stored["machine"], str(path))
+
+
+def _said(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    words = _words(text)
+    try:
+        return None if words is None else tuple(int(word) for word in words)
+    except ValueError:
+        raise InputError(f"--seeds takes whole numbers, as in 0,1,2, not {text!r}") from None
+
+
+def _words(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words or len(set(words)) < len(words):
+        raise InputError(f"{text!r} is no list of different entries, separated by commas")
+    return words
+
+
+def _carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
+    torch.set_num_threads(machine.threads)
+    console = Console(stderr=True, highlight=False)
+    runs = len(plan.seeds) * (1 + len(plan.methods)) + (len(plan.rates) - 1) * len(plan.methods)
+    with progress_bars(console) as bars:
+        bars.speed_estimate_period = 600
+        board = _Board(bars, parts=1 + runs + len(plan.methods), weight=_DATA + runs + _PROBE * len(plan.methods))
+        _make_data(plan, board)
+        for stage in (experiment.pretrain_cells, experiment.rate_cells, experiment.seed_cells):
+            cells = stage(plan, machine)
+            board.skip({cell.name: 1.0 for cell in cells if cell.done})
+            experiment.run_cells(cells, jobs, plan.beam, board.on_cell)
+        board.skip(dict.fromkeys((f"variance, {method}" for method in read_probes(plan)), _PROBE))
+        probe_methods(plan, lambda method, made: board.tell(f"variance, {method}", made / plan.probes, "", _PROBE))
+
+
+def _make_data(plan: Plan, board: "_Board") -> None:
+    total = 2 * (plan.data.train + plan.data.val + plan.data.test)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        board.tell("data", min(done / total, 0.999), f"{done // 2:,} of {total // 2:,} tasks", _DATA)
+
+    make_data(plan.folder, plan.data, advance)
+    board.tell("data", 1.0, f"{total // 2:,} tasks", _DATA)
+
+
+class _Board:
+    """A bar for the whole experiment, with the time that is left, and one for each part under way."""
+
+    def __init__(self, bars: Progress, parts: int, weight: float):
+        self._bars, self._parts, self._weight = bars, parts, weight
+        self._shares: dict[str, float] = {}  # what each part contributes to the weight
+        self._done: set[str] = set()
+        self._rows: dict[str, TaskID] = {}
+        self._records: dict[str, dict[str, Any]] = {}
+        self._whole: TaskID | None = None
+
+    def skip(self, weights: Mapping[str, float]) -> None:
+        """Parts that were done before: they do not count as work of now."""
+        for name, weight in weights.items():
+            self._shares[name] = weight
+            self._done.add(name)
+        if self._whole is not None:  # the speed is measured anew
+            self._bars.remove_task(self._whole)
+            self._whole = None
+        self._show()
+
+    def on_cell(self, cell: Cell, progress: float, record: dict[str, Any]) -> None:
+        known = self._records.setdefault(cell.name, {})
+        known.update(record)
+        fraction = progress / cell.total
+        # A run that has used its budget is still to be evaluated: it is done when its result is there.
+        self.tell(cell.name, 1.0 if cell.done else min(fraction, 0.999), note(known))
+
+    def tell(self, name: str, fraction: float, words: str, weight: float = 1.0) -> None:
+        """How far a part is; a fraction of 1 ends it."""
+        if name in self._done:
+            return
+        self._shares[name] = weight * fraction
+        if fraction < 1:
+            if name not in self._rows:
+                self._rows[name] = self._bars.add_task(f"  {name}", total=1.0, note="")
+            self._bars.update(self._rows[name], completed=fraction, note=words)
+        else:
+            self._done.add(name)
+            if name in self._rows:
+                self._bars.remove_task(self._rows.pop(name))
+            self._bars.console.print(f"{name}: {words or 'done'}", markup=False)
+        self._show()
+
+    def _show(self) -> None:
+        done = math.fsum(self._shares.values())
+        words = f"{len(self._done)} of {self._parts} parts"
+        if self._whole is None:
+            self._whole = self._bars.add_task("all", total=self._weight, completed=done, note=words)  # pyright: ignore[reportArgumentType]
+        self._bars.update(self._whole, completed=done, note=words)
