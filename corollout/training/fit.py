@@ -34,7 +34,7 @@ class Schedule:
 class Progress:
     """How far a training has come."""
 
-    next_evaluation: float
+    next_evaluation: float | int
     best_score: float = -1.0
     best_update: int = 0
     misses: int = 0  # evaluations since the best one

@@ -40,7 +40,8 @@ class ShownPairs:
 def karel_columns(data: KarelData) -> Columns:
     """Tasks as columns: ``context`` for the encoder, ``task`` (its number) for the reward, ``target`` for teaching."""
     targets = [tokens[:length].tolist() for tokens, length in zip(data.tokens, data.lengths, strict=True)]
-    return Columns(ids=data.ids, context=ShownPairs(data), task=torch.arange(len(data)), target=targets)
+    ids = torch.from_numpy(np.array(data.ids))
+    return Columns(ids=ids, context=ShownPairs(data), task=torch.arange(len(data)), target=targets)
 
 
 class KarelTask:
@@ -78,8 +79,8 @@ class KarelTask:
         path = self.folder / f"{name}.jsonl"
         if not path.exists():
             raise InputError(
-                f"{path} does not exist: name a folder with train.jsonl, val.jsonl and test.jsonl by --data, or make one "
-                f"with `corollout data karel --out {self.folder}`"
+                f"{path} does not exist: name a folder with train.jsonl, val.jsonl and test.jsonl by --data, or make "
+                f"one with `corollout data karel --out {self.folder}`"
             )
         side = self.model.largest_world + 2
         return Split(KarelData.open(path, side=side, skip_bad=self._skip_bad, warn=self._warn))

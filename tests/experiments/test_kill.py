@@ -1,0 +1,89 @@
+"""Runs that are killed at random instants reach the same weights as runs that are not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from corollout.experiments import jobs
+from corollout.tasks.karel.generator import generate
+from corollout.tasks.karel.settings import ModelSettings
+from corollout.training.checkpoints import read_weights
+from corollout.training.runs import Run
+from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
+
+LOOP = Path(__file__).parents[1] / "kill_loop.py"
+KILLS = 20
+MODEL = ModelSettings(
+    largest_world=4, channels=4, blocks=1, pair_width=16, embedding=8, hidden=16, layers=2, max_length=12
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for split, tasks in generate({"train": 96, "val": 24, "test": 8}, longest=10, largest=4).items():
+        tasks.write(folder / f"{split}.jsonl")
+    return folder
+
+
+def new_pretraining(directory: Path, data: Path, epochs: int) -> None:
+    settings = PretrainSettings(batch_size=8, epochs=epochs, patience=1_000, learning_rate=1e-3)
+    jobs.new_pretraining(directory, data, MODEL, settings, MachineSettings())
+
+
+def new_finetuning(directory: Path, start: Path, updates: int) -> None:
+    settings = FinetuneSettings(
+        estimator="arsm", batch_size=8, budget=float(updates), evaluate_every=5.0, learning_rate=1e-3, train_tasks=16
+    )
+    jobs.new_finetuning(directory, start, settings, MachineSettings())
+
+
+def kill_often(directory: Path, longest: float) -> int:
+    command = [sys.executable, str(LOOP), str(directory), str(KILLS), "0", str(longest)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[0])
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Last state, best weights and what was measured; only times may differ."""
+    states = [Run.open(path).load(pytest.fail) for path in (one, other)]
+    assert states[0] is not None
+    assert states[1] is not None
+    assert states[0][0] == states[1][0]
+    tensors = [state[1].tensors for state in states if state]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, tensor in tensors[0].items():
+        assert torch.equal(tensor, tensors[1][name]), name
+    best = [read_weights(Run.open(path).best)[0] for path in (one, other)]
+    assert all(torch.equal(tensor, best[1][name]) for name, tensor in best[0].items())
+    records = [
+        [{key: value for key, value in record.items() if key != "seconds"} for record in Run.open(path).records()]
+        for path in (one, other)
+    ]
+    assert records[0] == records[1]
+    left = [path.name for path in other.rglob("*") if ".temporary-" in path.name]
+    assert not left
+
+
+@pytest.mark.slow
+def test_a_pretraining_that_is_killed_often_ends_with_the_same_weights(tmp_path: Path, data: Path):
+    for name in ("whole", "killed"):
+        new_pretraining(tmp_path / name, data, epochs=60)
+    jobs.resume(tmp_path / "whole")
+    assert kill_often(tmp_path / "killed", 0.8) >= KILLS
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_a_finetuning_that_is_killed_often_ends_with_the_same_weights(tmp_path: Path, data: Path):
+    new_pretraining(tmp_path / "start", data, epochs=3)
+    jobs.resume(tmp_path / "start")
+    for name in ("whole", "killed"):
+        new_finetuning(tmp_path / name, tmp_path / "start", updates=120)
+    jobs.resume(tmp_path / "whole")
+    assert kill_often(tmp_path / "killed", 1.5) >= KILLS
+    assert_same(tmp_path / "whole", tmp_path / "killed")
