@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 import corollout
+from corollout.cli.compare import compare
 from corollout.cli.data import app as data
 from corollout.cli.demo import demo
 from corollout.cli.generate import generate
@@ -26,6 +27,7 @@ cli.command()(demo)
 cli.add_typer(pretrain, name="pretrain")
 cli.command()(finetune)
 cli.command()(evaluate)
+cli.command()(compare)
 cli.command()(generate)
 cli.command()(inspect)
 cli.add_typer(karel, name="karel")

@@ -9,10 +9,13 @@ from corollout.tasks.karel.metrics import Evaluation, Share
 
 
 def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """First column to the left, the others to the right; a heading of two words takes two lines, to fit 80 columns."""
+    """First column to the left, the others to the right; a heading of two words takes two lines, to fit 80 columns.
+
+    Where the terminal is narrow, entries of the first column take several lines.
+    """
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, heading in enumerate(header):
-        table.add_column(heading.replace(" ", "\n", 1), justify="right" if number else "left", no_wrap=True)
+        table.add_column(heading.replace(" ", "\n", 1), justify="right" if number else "left", no_wrap=number > 0)
     for row in rows:
         table.add_row(*row)
     return table

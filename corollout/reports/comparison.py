@@ -149,11 +149,11 @@ class Comparison:
         return [without_empty_columns(result), without_empty_columns(cost)]
 
     def _cost_note(self) -> str:
-        seeds = {len(method.seeds): method.label for method in self.methods}
-        counts = [f"{len(method.seeds)} ({method.label})" for method in self.methods]
-        over = str(*seeds) if len(seeds) == 1 else ", ".join(counts)
-        note = f"Means over seeds, of which there are {over}."
-        note = "One seed." if set(seeds) == {1} else note
+        counts = [len(method.seeds) for method in self.methods]
+        usual = max(set(counts), key=counts.count)
+        others = [f"{len(m.seeds)} for {m.label}" for m in self.methods if len(m.seeds) != usual]
+        note = "One seed" if usual == 1 else f"Means over {usual} seeds"
+        note += f", but {'; '.join(others)}." if others else "."
         note += " Tokens: generated for fine-tuning, learnt from for maximum likelihood."
         if not self.limits:
             return note
@@ -238,7 +238,7 @@ def _distinct(key: str, label: str, groups: Mapping[str, Group], settings: Mappi
     parts = [{**one["own"], **one["model"]} for one in like]
     mine = {**settings[key]["own"], **settings[key]["model"]}
     differing = [name for name in mine if len({str(part.get(name)) for part in parts}) > 1]
-    shown = ", ".join(f"{name.replace('_', ' ')} {_short(mine[name])}" for name in differing)
+    shown = ", ".join(f"{name.removeprefix('learning_').replace('_', ' ')} {_short(mine[name])}" for name in differing)
     return f"{label}, {shown}" if shown else label
 
 

@@ -37,7 +37,7 @@ section > h2 { margin: 0 0 .7rem; padding-bottom: .3rem; border-bottom: 1px soli
 @media (max-width: 45rem) {
   body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
-  th, td { padding: .4rem .55rem; }
+  th, td { padding: .4rem .55rem; } .wide td:first-child { white-space: normal; max-width: 8.5rem; }
 }
 @media print {
   body { padding: 0; max-width: none; font-size: 11px; }
