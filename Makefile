@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint
 SOURCES := $(wildcard corollout benchmarks examples tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types bench docs format clean
+.PHONY: help install demo test fuzz lint types bench docs format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ demo: install ## run the short demonstration; results go to demo/
 
 test: lint types ## lint, types, then the whole test suite
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+fuzz: install ## run the long fuzz test of the Karel machine
+	@COROLLOUT_FUZZ=100000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 0 -k fuzz tests/tasks/test_karel_machine.py
 
 lint: install ## check style and formatting
 	@$(BIN)/ruff check $(SOURCES)

@@ -20,6 +20,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from corollout.errors import InputError
 from corollout.tasks.karel.grids import FIRST_BLOCKED, MOST_MARKERS, Grids
 from corollout.tasks.karel.language import ACTIONS, COUNTS, ID, PAD, TESTS, TOKENS
 from corollout.threads import by_rows
@@ -85,13 +86,15 @@ def judge(programs: Programs, tasks: np.ndarray, inputs: Grids, outputs: Grids, 
 
     ``inputs`` and ``outputs`` are [task, example]; only state counts: the hero's place and direction, and the markers.
     """
-    examples, side = inputs.hero.shape[1], inputs.side
+    tasks = np.asarray(tasks, np.int64)
+    _check(len(programs), tasks, inputs, outputs)
+    count, examples, side = *inputs.hero.shape[:2], inputs.side
     valid = np.zeros(len(programs), np.bool_)
     right = np.zeros((len(programs), examples), np.bool_)
     worlds = (
-        inputs.cells.reshape(-1, examples, side * side),
+        inputs.cells.reshape(count, examples, side * side),
         inputs.hero,
-        outputs.cells.reshape(-1, examples, side * side),
+        outputs.cells.reshape(count, examples, side * side),
         outputs.hero,
     )
 
@@ -99,13 +102,29 @@ def judge(programs: Programs, tasks: np.ndarray, inputs: Grids, outputs: Grids, 
         _judge(tokens, lengths, tasks, *worlds, side, ticks, valid, right)
 
     work = examples * (side * side + 200)
-    by_rows(loop, work, programs.tokens, programs.lengths, np.asarray(tasks, np.int64), valid, right)
+    by_rows(loop, work, programs.tokens, programs.lengths, tasks, valid, right)
     return Verdicts(valid, right)
+
+
+def _check(programs: int, tasks: np.ndarray, inputs: Grids, outputs: Grids) -> None:
+    """Refuse what does not fit together: the compiled loops would read beside the arrays."""
+    if outputs.cells.shape != inputs.cells.shape or outputs.hero.shape != inputs.hero.shape:
+        raise InputError(
+            f"inputs and outputs must have the same shape, not {list(inputs.cells.shape)} and "
+            f"{list(outputs.cells.shape)}"
+        )
+    if tasks.shape != (programs,):
+        raise InputError(f"{programs} programs need a task each, not {tasks.size} tasks")
+    if programs and not 0 <= tasks.min() <= tasks.max() < len(inputs.hero):
+        wrong = tasks[(tasks < 0) | (tasks >= len(inputs.hero))][0]
+        raise InputError(f"there is no task {wrong} among {len(inputs.hero)}")
 
 
 def execute(programs: Programs, inputs: Grids, ticks: int = TICKS) -> Executions:
     """Run program i on the worlds ``inputs[i]``; ``inputs`` is [program, example] and left as it was."""
     shape, side = inputs.hero.shape[:2], inputs.side
+    if len(programs) != shape[0]:
+        raise InputError(f"{len(programs)} programs need a row of worlds each, but there are {shape[0]} rows")
     cells = np.array(inputs.cells, np.uint8).reshape(*shape, side * side)
     hero = np.array(inputs.hero, np.int16)
     status, used = np.zeros(shape, np.uint8), np.zeros(shape, np.int64)
@@ -145,7 +164,7 @@ def compile_program(tokens, length, code, stack):
             opening = stack[depth, 1]
             if kind == _IN_MAIN:
                 return size if place == length else -1 - place
-            if kind == _IN_REPEAT or kind == _IN_WHILE:
+            if kind in (_IN_REPEAT, _IN_WHILE):
                 code[size, 0], code[size, 2] = _JUMP, opening
                 size += 1
                 code[opening, 2] = size
@@ -180,7 +199,7 @@ def compile_program(tokens, length, code, stack):
             stack[depth, 0], stack[depth, 1], stack[depth, 2] = _IN_REPEAT, size + 1, 0
             loops += 1
             size += 2
-        elif token == _WHILE or token == _IF or token == _IFELSE:
+        elif token in (_WHILE, _IF, _IFELSE):
             place += 1
             if place >= length or tokens[place] != _C_OPEN:
                 return -1 - place
@@ -312,11 +331,22 @@ def _judge(tokens, lengths, tasks, in_cells, in_hero, out_cells, out_hero, side,
             )
             if status != OK or place != out_hero[task, e, 0] or direction != out_hero[task, e, 1]:
                 continue
-            wanted = out_cells[task, e]
-            differing = 0
-            for c in range(len(cells)):
-                differing |= cells[c] ^ wanted[c]
-            right[i, e] = differing == 0
+            right[i, e] = _same_markers(cells, out_cells[task, e])
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _same_markers(cells, wanted):
+    differing = 0
+    for c in range(len(cells)):
+        differing |= cells[c] ^ wanted[c]
+    if differing == 0:
+        return True
+    # Walls are no part of the state.
+    for c in range(len(cells)):
+        if (cells[c] if cells[c] < FIRST_BLOCKED else 0) != (wanted[c] if wanted[c] < FIRST_BLOCKED else 0):
+            return False
+    return True
 
 
 @no_type_check
