@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,13 +68,18 @@ def table1(
     if not report_only:
         again = f"corollout reproduce table1 --out {out}" + (f" --jobs {jobs}" if jobs != 2 else "")
         try:
-            _carry_out(plan, where, jobs)
+            carry_out(plan, where, jobs)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(f"Stopped; all that was done is saved. Go on with: {again}") from None
         except InputError:
             raise
         except CorolloutError as error:
             raise CorolloutError(f"{error}. All that was done is saved; go on with: {again}") from error
+    report(plan, folder)
+
+
+def report(plan: Plan, folder: Path) -> None:
+    """Write the report of what is done of a plan, and print its main tables."""
     found = write_table1(plan, folder)
     console = Console()
     for table in found.comparison.tables():
@@ -143,7 +149,8 @@ def _words(text: str | None) -> tuple[str, ...] | None:
     return words
 
 
-def _carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
+def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
+    """Do what is missing of a plan, showing how it goes on."""
     torch.set_num_threads(machine.threads)
     console = Console(stderr=True, highlight=False)
     runs = len(plan.seeds) * (1 + len(plan.methods)) + (len(plan.rates) - 1) * len(plan.methods)
@@ -151,8 +158,15 @@ def _carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
         bars.speed_estimate_period = 600
         board = _Board(bars, parts=1 + runs + len(plan.methods), weight=_DATA + runs + _PROBE * len(plan.methods))
         _make_data(plan, board)
-        for stage in (experiment.pretrain_cells, experiment.rate_cells, experiment.seed_cells):
-            cells = stage(plan, machine)
+        # Fewer runs than processes: then each may have some of their threads.
+        alone = replace(machine, threads=max(machine.threads, jobs // len(plan.seeds)))
+        # What is done for the first seed does not wait for the others' pre-training.
+        stages = [
+            lambda: experiment.pretrain_cells(plan, alone) + experiment.rate_cells(plan, machine),
+            lambda: experiment.seed_cells(plan, machine),
+        ]
+        for stage in stages:
+            cells = stage()
             board.skip({cell.name: 1.0 for cell in cells if cell.done})
             experiment.run_cells(cells, jobs, plan.beam, board.on_cell)
         board.skip(dict.fromkeys((f"variance, {method}" for method in read_probes(plan)), _PROBE))

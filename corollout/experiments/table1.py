@@ -104,10 +104,15 @@ class Cell:
     create: Callable[[], None]
     unit: str
     total: float
+    after: Path | None = None  # the run that must be done before
 
     @property
     def done(self) -> bool:
         return (self.directory / RESULT).exists()
+
+    @property
+    def ready(self) -> bool:
+        return self.after is None or (self.after / RESULT).exists()
 
 
 RESULT = "result.json"
@@ -144,7 +149,8 @@ def _finetune_cell(plan: Plan, seed: int, method: str, rate: float, machine: Mac
     def create() -> None:
         jobs.new_finetuning(directory, plan.mle(seed), settings, machine)
 
-    return Cell(f"{method}, seed {seed}, rate {rate:g}", directory, create, settings.unit, settings.budget)
+    name = f"{method}, seed {seed}, rate {rate:g}"
+    return Cell(name, directory, create, settings.unit, settings.budget, after=plan.mle(seed))
 
 
 def rate_scores(plan: Plan, method: str) -> dict[float, float | None]:
@@ -193,8 +199,9 @@ def run_cells(
             on_progress(cell, cell.total, {})
     try:
         while waiting or running:
-            while waiting and len(running) < jobs_at_once:
-                cell = waiting.pop(0)
+            while len(running) < jobs_at_once and (ready := [cell for cell in waiting if cell.ready]):
+                cell = ready[0]
+                waiting.remove(cell)
                 if not (cell.directory / "config.toml").exists():
                     cell.create()
                 running[_start(cell, beam)] = cell
