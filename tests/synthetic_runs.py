@@ -20,6 +20,12 @@ def hits(share: float, seed: int, tasks: int = TASKS) -> np.ndarray:
     return difficulty + noise < share
 
 
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    """What a run recorded of a kind."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
 def make_run(
     directory: Path,
     estimator: str | None = None,  # None for a pre-training

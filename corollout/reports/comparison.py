@@ -174,7 +174,7 @@ def gain_cells(gain: Difference | None) -> list[str]:
     return [signed_percent(gain.value), percent_range(gain.interval, signed=True)]
 
 
-def count_words(count: float) -> str:
+def count_words(count: float | int) -> str:
     """A large count in millions or thousands."""
     if count >= 1e6:
         return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e6:,.0f} M"

@@ -249,8 +249,8 @@ def _unit(x: Axis, end: float) -> tuple[float, str]:
     """By what the axis is divided, and what it is then called."""
     if x == "seconds":
         if end > 3 * 3600:
-            return 3600, "hours of training"
-        return (60, "minutes of training") if end > 300 else (1, "seconds of training")
+            return 3600.0, "hours of training"
+        return (60.0, "minutes of training") if end > 300 else (1.0, "seconds of training")
     if x == "tokens":
         return (1e6, "million tokens generated") if end > 2e6 else (1e3, "thousand tokens generated")
-    return 1, "updates"
+    return 1.0, "updates"

@@ -36,7 +36,7 @@ class RunOutcome:
     updates: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     splits: dict[str, Outcome]
-    totals: dict[str, float]  # updates, tokens, seconds
+    totals: dict[str, Any]  # at least updates, tokens and seconds
     finished: bool
 
     @property
@@ -57,7 +57,7 @@ class RunOutcome:
         size = max(1, len(self.updates) // 10)
         return self.mean(key, slice(-size, None) if last else slice(size))
 
-    def best_until(self, axis: str, limit: float) -> float | None:
+    def best_until(self, axis: str, limit: float | int) -> float | None:
         """The best validation Generalization up to a limit, at which it is interpolated."""
         if not self.evaluations:
             return None
@@ -86,7 +86,7 @@ def read_run(directory: Path) -> RunOutcome:
     )
 
 
-def _totals(evaluations: Sequence[Mapping[str, Any]], updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _totals(evaluations: Sequence[Mapping[str, Any]], updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last = max([*evaluations[-1:], *updates[-1:]], key=lambda r: r["update"])
     return {"updates": last["update"], "tokens": last["tokens"], "seconds": last["seconds"]}
 

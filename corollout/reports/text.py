@@ -54,7 +54,7 @@ def signed_percent(value: float | None) -> str:
     return NOTHING if value is None else _signed(100 * value, 2)
 
 
-def number(value: float | None) -> str:
+def number(value: float | int | None) -> str:
     """A number in as few digits as tell it from others."""
     if value is None:
         return NOTHING
