@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def lstm_step(
@@ -63,7 +64,10 @@ class _LSTM(torch.autograd.Function):
         return hs[1:]
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *outer: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         gates, squashed, cs, hs, weight = ctx.saved_tensors
         steps, rows, hidden = squashed.shape
         # What each step multiplies dh and dc with, for all steps at once.

@@ -41,7 +41,7 @@ def karel_columns(data: KarelData) -> Columns:
     """Tasks as columns: ``context`` for the encoder, ``task`` (its number) for the reward, ``target`` for teaching."""
     targets = [tokens[:length].tolist() for tokens, length in zip(data.tokens, data.lengths, strict=True)]
     ids = torch.from_numpy(np.array(data.ids))
-    return Columns(ids=ids, context=ShownPairs(data), task=torch.arange(len(data)), target=targets)
+    return Columns(ids=ids, context=ShownPairs(data), task=range(len(data)), target=targets)
 
 
 class KarelTask:
