@@ -25,7 +25,7 @@ class TextTable:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", r"\|").replace("\u00a0", " ") for cell in cells) + " |"
 
 
 def without_empty_columns(table: TextTable) -> TextTable:
