@@ -3,6 +3,8 @@ for each pair, which are pooled where they predict the next token.
 
 What the decoder's input has from the encoder is the same at every step, so it is projected once, when a context is
 encoded; and a state knows its context's projection by number, so that rows are repeated and dropped without copying it.
+
+With the grammar, tokens that cannot stand at their place have the logit −inf, in steps and scores alike.
 """
 
 from collections.abc import Sequence
@@ -15,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, relu
 
 from corollout.policies.lstm import lstm, lstm_step
+from corollout.tasks.karel.grammar import Grammar, Place
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, WALL, Grids
 from corollout.tasks.karel.language import TOKENS
 
 CHANNELS = 16
 MOST_SHOWN = 10  # markers on a cell that a picture can tell apart
-State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...]]
+State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], Place | None]
 
 
 def pictures(grids: Grids) -> np.ndarray:
@@ -110,7 +113,10 @@ class Constants:
 
 
 class KarelPolicy(nn.Module):
-    """The synthesiser as a policy; a context is a picture of each shown input-output pair."""
+    """The synthesiser as a policy; a context is a picture of each shown input-output pair.
+
+    With ``grammar``, every sequence that is sampled is a program which ends within ``max_length`` tokens, the engine's.
+    """
 
     def __init__(
         self,
@@ -121,8 +127,11 @@ class KarelPolicy(nn.Module):
         token_width: int = 256,
         hidden: int = 256,
         layers: int = 2,
+        grammar: bool = False,
+        max_length: int = 48,
     ):
         super().__init__()
+        self.grammar = Grammar(max_length) if grammar else None
         self.encoder = PairEncoder(side, channels, blocks, pair_width)
         self.embedding = nn.Embedding(len(TOKENS), token_width)
         bound = hidden**-0.5
@@ -149,12 +158,13 @@ class KarelPolicy(nn.Module):
 
     def start(self, memory: Constants) -> State:
         shape = (len(memory.number), memory.table.shape[1], self.hidden)
-        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first)
+        place = self.grammar.start(shape[0]) if self.grammar is not None else None
+        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first), place
 
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row vocab"], State]:
         if torch.is_grad_enabled():
             raise RuntimeError("KarelPolicy.step is for sampling, without gradient; score has the gradient")
-        memory, layers = state
+        memory, layers, place = state
         pairs = memory.table.shape[1]
         x = (self._token_gates()[tokens][:, None] + memory.table[memory.number]).flatten(0, 1)
         after = []
@@ -164,7 +174,11 @@ class KarelPolicy(nn.Module):
             h, c = lstm_step(x, self.recurrent[number], h.flatten(0, 1), c.flatten(0, 1))
             after.append((h.unflatten(0, (-1, pairs)), c.unflatten(0, (-1, pairs))))
             x = h
-        return self.output(after[-1][0].amax(1)), (memory, tuple(after))
+        logits = self.output(after[-1][0].amax(1))
+        if self.grammar is not None and place is not None:
+            place = self.grammar.advance(place, tokens)
+            logits = logits.masked_fill(~self.grammar.allowed(place), -torch.inf)
+        return logits, (memory, tuple(after), place)
 
     def score(self, memory: Constants, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         rows, steps = tokens.shape
@@ -178,7 +192,10 @@ class KarelPolicy(nn.Module):
             shape = (rows * pairs, self.hidden)
             x = lstm(x, self.recurrent[number], h.expand(shape), c.expand(shape))
         pooled = x.view(steps, rows, pairs, -1).amax(2)
-        return self.output(pooled).transpose(0, 1)
+        logits = self.output(pooled).transpose(0, 1)
+        if self.grammar is not None:
+            logits = logits.masked_fill(~self.grammar.allowed_after(tokens), -torch.inf)
+        return logits
 
     def _token_gates(self) -> Float[Tensor, "vocab gates"]:
         """Every token's share of the first layer's gates: fewer products than one for each row."""

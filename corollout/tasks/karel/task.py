@@ -83,14 +83,34 @@ class KarelTask:
                 f"one with `corollout data karel --out {self.folder}`"
             )
         side = self.model.largest_world + 2
-        return Split(KarelData.open(path, side=side, skip_bad=self._skip_bad, warn=self._warn))
+        data = KarelData.open(path, side=side, skip_bad=self._skip_bad, warn=self._warn)
+        if name == "train" and self.model.grammar:
+            self._check_lengths(data, path)
+        return Split(data)
+
+    def _check_lengths(self, data: KarelData, path: Path) -> None:
+        """A program that is cut off is none, so under the grammar it is impossible, and its loss infinite."""
+        most = int(data.lengths.max(initial=0))
+        if most >= self.model.max_length:
+            raise InputError(
+                f"{path} has a program of {most} tokens: with the grammar, programs and their end tokens must fit into "
+                f"max_length, which is {self.model.max_length}; set it to {most + 1} or more"
+            )
 
     def engine(self, seed: int = 0) -> Engine:
         """A new model with its engine."""
         torch.manual_seed(seed)
         m = self.model
         policy = KarelPolicy(
-            m.largest_world + 2, m.channels, m.blocks, m.pair_width, m.embedding, m.hidden, m.layers
+            m.largest_world + 2,
+            m.channels,
+            m.blocks,
+            m.pair_width,
+            m.embedding,
+            m.hidden,
+            m.layers,
+            m.grammar,
+            m.max_length,
         ).to(self.device)
         return Engine(policy, bos=START, eos=END, max_length=m.max_length)
 
