@@ -14,7 +14,6 @@ from corollout.estimators.plans import ContrastPlan, GroupPlan
 from corollout.estimators.score import Reinforce
 from corollout.experiments.jobs import open_run
 from corollout.noise import Noise
-from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.grids import unpack
@@ -167,8 +166,12 @@ def inspect_task(
     tasks = task.split(split)
     check_number(tasks, split, number)
     method = make_estimator(estimator)
-    solves = Reward(SolvesTask(tasks.data, reward), name=f"karel, {reward}")
-    found = estimate(engine, tasks.columns.batch([number], task.device), solves, method, Noise(seed))
+    solves = SolvesTask(tasks.data, reward)
+
+    def judge(sequences: list[list[int]]) -> list[float]:
+        return solves(sequences, [number] * len(sequences))
+
+    found = estimate(engine, tasks.columns.batch([number], task.device), judge, method, Noise(seed))
     return Inspection(
         split=split,
         task=number,
