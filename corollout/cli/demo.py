@@ -25,13 +25,29 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results; each run makes a folder of its own in it.")] = Path(
         "demo"
     ),
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that each method may generate.", show_default="600000")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Most epochs of maximum likelihood.", show_default="25")
+    ] = None,
+    estimates: Annotated[
+        int | None, typer.Option(min=3, help="Estimates for each method's variance.", show_default="20")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, and threads for a run that is alone.")] = 2,
 ) -> None:
     """Generate Karel tasks, pre-train a small model, fine-tune it by ARSM, RLOO and self-critic, and compare."""
     folder = _new_folder(out)
     plan = Plan.of_scale("tiny", folder, (seed,), METHODS)
-    plan = replace(plan, data=replace(plan.data, data_seed=seed), rates=(plan.finetune.learning_rate,))
+    plan = replace(
+        plan,
+        data=replace(plan.data, data_seed=seed),
+        pretrain=replace(plan.pretrain, epochs=epochs or plan.pretrain.epochs),
+        finetune=replace(plan.finetune, budget=float(tokens or plan.finetune.budget)),
+        rates=(plan.finetune.learning_rate,),
+        probes=estimates or plan.probes,
+    )
     Console().print(LEAD, highlight=False)
     carry_out(plan, MachineSettings(), jobs)
     report(plan, folder / "report")

@@ -40,7 +40,7 @@ def note(record: dict[str, Any]) -> str:
 
 
 @contextmanager
-def following(console: Console, name: str, unit: str, total: float) -> Generator[Hooks, None, None]:
+def following(console: Console, name: str, unit: str, total: float | int) -> Generator[Hooks, None, None]:
     """Hooks that show how a run goes on: rate, time left, loss or reward, rollouts, and the last Generalization."""
     with progress_bars(console) as bars:
         task = bars.add_task(name, total=total, note="")
@@ -53,7 +53,7 @@ def following(console: Console, name: str, unit: str, total: float) -> Generator
             done = counts.get(unit, last.get("epochs_done", metrics.epoch))
             bars.update(task, completed=min(done, total), note=f"{rate:.1f} updates/s, {note(last)}")
 
-        def on_evaluation(numbers: dict[str, float]) -> None:
+        def on_evaluation(numbers: dict[str, Any]) -> None:
             last.update(generalization=numbers["generalization"], epochs_done=numbers["epochs"])
             bars.update(task, note=note(last))
 

@@ -102,7 +102,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(numbers))
         return
-    Console().print(evaluation_table(result, f"{run}, {split}"))
+    Console().print(evaluation_table(result, split))
 
 
 def _settings(cls: type, scale_table: dict[str, Any], config: Path | None, flags: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 
 from corollout.config import from_table, to_table
 from corollout.errors import InputError
+from corollout.estimators import make_estimator
 from corollout.rollouts import Engine
 from corollout.tasks.karel.metrics import Evaluation
 from corollout.tasks.karel.settings import ModelSettings
@@ -38,7 +39,7 @@ class Hooks:
     """Who wants to know how a job goes on."""
 
     on_update: Callable[[Any], None] = _ignore
-    on_evaluation: Callable[[dict[str, float]], None] = _ignore
+    on_evaluation: Callable[[dict[str, Any]], None] = _ignore
     warn: Callable[[str], None] = _ignore
 
 
@@ -83,7 +84,9 @@ def new_finetuning(
         "finetune": to_table(settings),
         "machine": to_table(machine),
     }
-    open_task(config).split("train")
+    # What is wrong is said before anything is made.
+    make_estimator(settings.estimator)
+    open_task(config).reward(settings.reward)
     refuse_a_run(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_weights(directory / START, weights, meta)  # first: what has a config.toml is complete

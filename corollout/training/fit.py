@@ -49,7 +49,7 @@ def fit(
     score: str,
     *,
     on_update: Callable[[Any], None] = lambda metrics: None,
-    on_evaluation: Callable[[dict[str, float]], None] = lambda numbers: None,
+    on_evaluation: Callable[[dict[str, Any]], None] = lambda numbers: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
@@ -114,10 +114,10 @@ def _evaluate(
     evaluate: Callable[[], Mapping[str, float]],
     score: str,
     progress: Progress,
-    on_evaluation: Callable[[dict[str, float]], None],
+    on_evaluation: Callable[[dict[str, Any]], None],
 ) -> None:
     counts = {name: getattr(learner, name) for name in ("epochs", "tokens", "seconds")}
-    numbers = {"update": learner.updates, **counts, **evaluate()}
+    numbers: dict[str, Any] = {"update": learner.updates, **counts, **evaluate()}
     if numbers[score] > progress.best_score:
         progress.best_score, progress.best_update, progress.misses = numbers[score], learner.updates, 0
         write_weights(run.best, learner.policy.state_dict(), {"update": str(learner.updates)})
