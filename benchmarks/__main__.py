@@ -10,9 +10,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import arsm_scaling, harness, prefix_sharing, pseudo_actions
+from benchmarks import arsm_scaling, harness, karel_machine, karel_update, prefix_sharing, pseudo_actions
 
-MODULES = {"pseudo_actions": pseudo_actions, "arsm_scaling": arsm_scaling, "prefix_sharing": prefix_sharing}
+MODULES = {
+    "pseudo_actions": pseudo_actions,
+    "arsm_scaling": arsm_scaling,
+    "prefix_sharing": prefix_sharing,
+    "karel_machine": karel_machine,
+    "karel_update": karel_update,
+}
 Name = StrEnum("Name", list(MODULES))
 
 app = typer.Typer(add_completion=False)
