@@ -287,6 +287,12 @@ def test_numbers_that_are_no_tokens_make_no_program():
             assert verdict(changed) == place == wanted_verdict(changed)
 
 
+@pytest.mark.parametrize("lengths", [[1], [1, 2, 3], [1, 5], [[1, 2]]])
+def test_lengths_that_the_tokens_have_not_are_refused(lengths):
+    with pytest.raises(InputError, match="2 lengths of at most 4"):
+        Programs(np.zeros((2, 4), np.uint8), np.array(lengths))
+
+
 def test_empty_batches():
     none, grids = Programs.pack([]), pack([OPEN] * 6, 5)
     tasks = Grids(grids.cells[None], grids.hero[None])

@@ -50,6 +50,11 @@ class Programs:
     tokens: np.ndarray  # uint8[program, width]
     lengths: np.ndarray  # int64[program]
 
+    def __post_init__(self) -> None:
+        rows, width = self.tokens.shape
+        if self.lengths.shape != (rows,) or self.lengths.max(initial=0) > width:
+            raise InputError(f"{rows} × {width} tokens need {rows} lengths of at most {width}")
+
     def __len__(self) -> int:
         return len(self.lengths)
 
