@@ -2,13 +2,25 @@
 
 from corollout import estimators, policies
 from corollout.data import Batch, Columns
-from corollout.errors import CorolloutError, InputError, PolicyError, RewardError
+from corollout.errors import CorolloutError, InputError, Interrupted, PolicyError, RewardError
 from corollout.estimators import estimate_gradient, make_estimator, pseudo_actions
 from corollout.noise import Noise
 from corollout.policies import Policy
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
-from corollout.training import Estimate, Probe, Trainer, estimate, evaluate, pretrain, probe_variance
+from corollout.training import (
+    Estimate,
+    Probe,
+    Run,
+    Schedule,
+    TeacherForcing,
+    Trainer,
+    estimate,
+    evaluate,
+    fit,
+    pretrain,
+    probe_variance,
+)
 
 __version__ = "0.1.0"
 
@@ -19,17 +31,22 @@ __all__ = [
     "Engine",
     "Estimate",
     "InputError",
+    "Interrupted",
     "Noise",
     "Policy",
     "PolicyError",
     "Probe",
     "Reward",
     "RewardError",
+    "Run",
+    "Schedule",
+    "TeacherForcing",
     "Trainer",
     "estimate",
     "estimate_gradient",
     "estimators",
     "evaluate",
+    "fit",
     "make_estimator",
     "policies",
     "pretrain",

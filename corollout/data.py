@@ -60,7 +60,7 @@ class Columns:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(f"the columns of a data set must be of equal length, not {lengths}")
-        self.columns = columns
+        self.columns: Mapping[str, Any] = columns
         count = lengths["context"]
         given = torch.arange(count) if ids is None else torch.as_tensor(ids)
         if given.is_floating_point() or given.shape != (count,) or len(given.unique()) != count:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from corollout.cli.reproduce import carry_out, report
-from corollout.errors import InputError
+from corollout.errors import InputError, Interrupted
 from corollout.experiments.table1 import Plan
 from corollout.training.settings import MachineSettings
 
@@ -26,16 +26,16 @@ def demo(
         "demo"
     ),
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that each method may generate.", show_default="600000")
+        int | None, typer.Option(min=1, help="Tokens that each method may generate.", show_default="1000000")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Most epochs of maximum likelihood.", show_default="25")
+        int | None, typer.Option(min=1, help="Most epochs of maximum likelihood.", show_default="16")
     ] = None,
     estimates: Annotated[
         int | None, typer.Option(min=3, help="Estimates for each method's variance.", show_default="20")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, and threads for a run that is alone.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
 ) -> None:
     """Generate Karel tasks, pre-train a small model, fine-tune it by ARSM, RLOO and self-critic, and compare."""
     folder = _new_folder(out)
@@ -49,7 +49,10 @@ def demo(
         probes=estimates or plan.probes,
     )
     Console().print(LEAD, highlight=False)
-    carry_out(plan, MachineSettings(), jobs)
+    try:
+        carry_out(plan, MachineSettings(), jobs)
+    except (KeyboardInterrupt, Interrupted):
+        raise Interrupted(f"Stopped; the runs that were made are in {folder}, and the next demo begins anew.") from None
     report(plan, folder / "report")
 
 

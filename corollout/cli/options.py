@@ -16,7 +16,7 @@ _FILE = Annotated[
 ]
 
 
-def with_options(*classes: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_options(*classes: type, scaled: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command one flag for each field of some settings classes, sections included, and ``--config FILE``.
 
     The command gets ``flags``, a table of only those that were given (nested where the class has sections, as a TOML
@@ -24,6 +24,8 @@ def with_options(*classes: type) -> Callable[[Callable[..., Any]], Callable[...,
     stand between the defaults and the flags: ``from_table(cls, merge(scale, read_toml(config), flags), where)``.
     """
     known = [option for cls in classes for option in options_of(cls)]
+    # What a scale sets comes before the class's own default.
+    words = "default: the scale's, else" if scaled else "default:"
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(command, include_extras=True)
@@ -38,7 +40,7 @@ def with_options(*classes: type) -> Callable[[Callable[..., Any]], Callable[...,
                 "--config", metavar="<file>", help="TOML file with settings; flags win over it.", show_default=False
             ),
         ]
-        added = [_parameter("config", file), *(_parameter(option.name, _annotation(option)) for option in known)]
+        added = [_parameter("config", file), *(_parameter(option.name, _annotation(option, words)) for option in known)]
         parameters = [*own, *added]
         names = [parameter.name for parameter in parameters]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -69,14 +71,14 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _annotation(option: Option) -> Any:
+def _annotation(option: Option, words: str) -> Any:
     flag = _flag(option.name)
-    words = " ".join(filter(None, [option.help, f"[{_default(option)}]"]))
+    help = " ".join(filter(None, [option.help, f"[{_default(option, words)}]"]))
     if option.kind is bool:
         switch = f"{flag}/--no-{flag.removeprefix('--')}"
-        return Annotated[bool | None, typer.Option(switch, help=words, show_default=False)]
+        return Annotated[bool | None, typer.Option(switch, help=help, show_default=False)]
     # Text, whatever the type: so that flags and files are read, checked and refused in the same words.
-    return Annotated[str | None, typer.Option(flag, metavar=_metavar(option), help=words, show_default=False)]
+    return Annotated[str | None, typer.Option(flag, metavar=_metavar(option), help=help, show_default=False)]
 
 
 def _flag(name: str) -> str:
@@ -91,14 +93,14 @@ def _metavar(option: Option) -> str:
     return f"<{one},…>" if option.several else f"<{one}>"
 
 
-def _default(option: Option) -> str:
+def _default(option: Option, words: str) -> str:
     value = option.default
     if value is dataclasses.MISSING:
         return "required"
     if value is None:
         return "default: depends on scale"
     if option.several:
-        return f"default: {','.join(map(str, value)) or 'none'}"
+        return f"{words} {','.join(map(str, value)) or 'none'}"
     if option.kind is bool:
-        return f"default: {'yes' if value else 'no'}"
-    return f"default: {value}"
+        return f"{words} {'yes' if value else 'no'}"
+    return f"{words} {value}"

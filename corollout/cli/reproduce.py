@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,11 +157,9 @@ def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
         bars.speed_estimate_period = 600
         board = _Board(bars, parts=1 + runs + len(plan.methods), weight=_DATA + runs + _PROBE * len(plan.methods))
         _make_data(plan, board)
-        # Fewer runs than processes: then each may have some of their threads.
-        alone = replace(machine, threads=max(machine.threads, jobs // len(plan.seeds)))
         # What is done for the first seed does not wait for the others' pre-training.
         stages = [
-            lambda: experiment.pretrain_cells(plan, alone) + experiment.rate_cells(plan, machine),
+            lambda: experiment.pretrain_cells(plan, machine) + experiment.rate_cells(plan, machine),
             lambda: experiment.seed_cells(plan, machine),
         ]
         for stage in stages:

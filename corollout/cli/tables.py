@@ -31,4 +31,6 @@ def evaluation_table(result: Evaluation, title: str) -> Table:
     names = {"Generalization": "generalization", "semantic": "semantic", "exact": "exact", "syntax": "syntax"}
     rows = [[name, *percent(getattr(result, field))] for name, field in names.items()]
     rows += [[f"Generalization, top {k} of beam", *percent(share)] for k, share in enumerate(result.top, 1)]
-    return plain_table(f"{title}: {result.generalization.count:,} tasks", ["measure", "share", "95 % interval"], rows)
+    return plain_table(
+        f"{title}: {result.generalization.count:,} tasks", ["measure", "share", "95\N{NO-BREAK SPACE}% interval"], rows
+    )

@@ -45,7 +45,7 @@ class Finetuning:
 
 
 @pretrain.command("karel")
-@with_options(Pretraining)
+@with_options(Pretraining, scaled=True)
 def pretrain_karel(
     out: OUT,
     flags: dict[str, Any],
@@ -67,7 +67,7 @@ def pretrain_karel(
     _carry_out(out, "corollout pretrain karel --resume --out")
 
 
-@with_options(Finetuning)
+@with_options(Finetuning, scaled=True)
 def finetune(
     run: RUN,
     out: OUT,
@@ -98,7 +98,11 @@ def evaluate(
     result = jobs.evaluate_run(run, split, beam, weights)
     numbers = result.numbers()
     name = f"evaluation-{split}{'' if weights == 'best' else '-' + Path(weights).stem}.json"
-    replace_file(run / name, (json.dumps({"tasks": result.generalization.count, **numbers}, indent=2) + "\n").encode())
+    text = json.dumps({"tasks": result.generalization.count, **numbers}, indent=2) + "\n"
+    try:
+        replace_file(run / name, text.encode())
+    except OSError as error:
+        raise InputError(f"cannot write {run / name}: {error.strerror or error}") from error
     if as_json:
         typer.echo(json.dumps(numbers))
         return
@@ -109,6 +113,8 @@ def _settings(cls: type, scale_table: dict[str, Any], config: Path | None, flags
     """Defaults, then the scale's, then the file's, then the flags."""
     own = {name: scale_table[name] for name in cls.__dataclass_fields__ if name in scale_table}
     file = {} if config is None else read_toml(config)
+    if "kind" in file:  # the settings of a run: of those, the ones that belong here
+        file = {name: file[name] for name in cls.__dataclass_fields__ if name in file}
     from_table(cls, file, str(config))  # whatever is wrong with the file is said of the file
     return from_table(cls, merge(own, file, flags), "the settings")
 

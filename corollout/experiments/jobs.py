@@ -88,7 +88,10 @@ def new_finetuning(
     make_estimator(settings.estimator)
     open_task(config).reward(settings.reward)
     refuse_a_run(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to the run directory {directory}: {error.strerror or error}") from error
     write_weights(directory / START, weights, meta)  # first: what has a config.toml is complete
     Run.create(directory, config).close()
 
@@ -119,6 +122,7 @@ def _pretrain(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any
         clip=settings.clip,
         seed=settings.seed,
         device=machine.device,
+        clock=settings.clock,
     )
     schedule = Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
     return _fit(learner, run, schedule, lambda: task.evaluate(engine, task.val).numbers(), hooks)
@@ -179,6 +183,7 @@ def open_task(config: dict[str, Any], warn: Callable[[str], None] = _ignore) -> 
 def open_run(directory: Path, weights: str = "best") -> tuple[KarelTask, Engine]:
     """A run's task, and an engine with its best weights, those of its newest checkpoint, or those of a file."""
     run = Run.open(directory)
+    torch.set_num_threads(run.config["machine"]["threads"])
     task = open_task(run.config)
     engine = task.engine()
     if weights == "last":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,9 @@ def run_cells(
     cells: list[Cell], jobs_at_once: int, beam: int, on_progress: Callable[[Cell, float, dict[str, Any]], None]
 ) -> None:
     """Do all cells, some at a time, each in a process of its own; ``on_progress`` hears how far each one is."""
+    # Asked to end by another process, we end as after Ctrl-C: with the runs, which are processes of their own, saved.
+    with suppress(ValueError):  # only the main thread may
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     waiting = [cell for cell in cells if not cell.done]
     running: dict[subprocess.Popen[str], Cell] = {}
     for cell in cells:

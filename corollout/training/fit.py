@@ -1,5 +1,6 @@
 """A whole training in its run directory: updates, evaluations, the best weights, checkpoints, early stopping."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -35,7 +36,7 @@ class Progress:
     """How far a training has come."""
 
     next_evaluation: float | int
-    best_score: float = -1.0
+    best_score: float = -math.inf
     best_update: int = 0
     misses: int = 0  # evaluations since the best one
     stopped: bool = False

@@ -120,7 +120,7 @@ class Learner(Generic[Record]):
         counts = {"updates": self.updates, "epochs": self.epochs, "tokens": self.tokens, "seconds": self.seconds}
         return join_states(
             {
-                "policy": State(dict(self.policy.state_dict())),
+                "policy": State({name: tensor.clone() for name, tensor in self.policy.state_dict().items()}),
                 "optimizer": optimizer_state(self.optimizer, dict(self.policy.named_parameters())),
                 "loop": State({}, {**counts, "in_epoch": self._in_epoch, "per_epoch": self.updates_per_epoch}),
                 "own": self.own_state(),

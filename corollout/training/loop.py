@@ -92,13 +92,13 @@ class Trainer(Learner[Metrics]):
 
     def own_state(self) -> State:
         moments = {"mean": self.variance.mean, "square": self.variance.square}
-        tensors = {name: moment for name, moment in moments.items() if moment is not None}
+        tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
         return State(tensors, {"cost": vars(self.cost), "count": self.variance.count})
 
     def restore_own(self, state: State) -> None:
         self.cost = Cost(**state.values["cost"])
         self.variance.count = state.values["count"]
         self.variance.mean, self.variance.square = (
-            moment if moment is None else moment.to(self.device)
+            moment if moment is None else moment.to(self.device, copy=True)
             for moment in (state.tensors.get("mean"), state.tensors.get("square"))
         )

@@ -18,6 +18,7 @@ class PretrainSettings:
     patience: int = option(10, "Evaluations without a better one, after which to stop.", least=1)
     clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", least=1e-9)
     seed: int = option(0, "Seed of the weights and of the order of examples.")
+    clock: Clock = option("wall", "What a second is: on the wall, or of this process's processor time.")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from corollout.tasks.karel.world import World
 from corollout.training.estimate import estimate
 
 SIDE, PAIRS = 7, 5
-SIZES = {"side": SIDE, "channels": 3, "pair_width": 6, "token_width": 5, "hidden": 4}
+SIZES: Any = {"side": SIDE, "channels": 3, "pair_width": 6, "token_width": 5, "hidden": 4}
 
 
 def small(blocks: int = 1, layers: int = 2, dtype: torch.dtype = torch.float64) -> KarelPolicy:

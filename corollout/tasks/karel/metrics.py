@@ -113,7 +113,7 @@ def evaluate_karel(
     greedy = [found[0] for found in decode(engine, columns, Sampler("greedy"), batch_size=batch_size, device=device)]
     verdicts = judge_lists(data, greedy, tasks)
     exact = sum(tokens == target for tokens, target in zip(greedy, columns.columns["target"], strict=True))
-    solved = verdicts.right.all(1)
+    solved = np.asarray(verdicts.right.all(1))
     count = len(data)
     return Evaluation(
         generalization=Share(int(solved.sum()), count),
