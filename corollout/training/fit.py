@@ -60,8 +60,9 @@ def fit(
     """
     if (summary := run.finished) is not None:
         return summary
-    progress = _restore(learner, run, schedule, warn)
-    if learner.updates == 0:
+    progress = _restore(learner, run, warn)
+    if progress is None:
+        progress = Progress(next_evaluation=schedule.every)
         _evaluate(learner, run, evaluate, score, progress, on_evaluation)
         _save(learner, run, progress)
     saved = time.monotonic()
@@ -96,10 +97,10 @@ def fit(
     return summary
 
 
-def _restore(learner: Learner[Any], run: Run, schedule: Schedule, warn: Callable[[str], None]) -> Progress:
+def _restore(learner: Learner[Any], run: Run, warn: Callable[[str], None]) -> Progress | None:
     found = run.load(warn)
     if found is None:
-        return Progress(next_evaluation=schedule.every)
+        return None
     parts = split_state(found[1])
     learner.restore(State(parts["learner"].tensors, parts["learner"].values))
     return Progress(**parts["progress"].values)

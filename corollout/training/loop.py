@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from corollout.data import Batch, Columns
 from corollout.estimators import Estimator
@@ -60,7 +62,7 @@ class Trainer(Learner[Metrics]):
         self.variance = RunningVariance(variance_decay)
         self.cost = Cost()
 
-    def learn(self, batch: Batch) -> tuple[Estimate, int, float]:
+    def learn(self, batch: Batch) -> tuple[Estimate, int, Float[Tensor, " parameter"]]:
         sample = estimate(
             self.engine,
             batch,
@@ -70,13 +72,13 @@ class Trainer(Learner[Metrics]):
             check_score=self.updates == 0,
         )
         sample.backward()
-        variance = self.variance.add(flat_gradient(self._parameters))
+        return sample, self.epochs, flat_gradient(self._parameters)
+
+    def record(self, outcome: tuple[Estimate, int, Float[Tensor, " parameter"]], norm: float) -> Metrics:
+        sample, epoch, gradient = outcome
+        variance = self.variance.add(gradient)
         self.cost += sample.cost
         self.tokens = self.cost.tokens
-        return sample, self.epochs, variance
-
-    def record(self, outcome: tuple[Estimate, int, float], norm: float) -> Metrics:
-        sample, epoch, variance = outcome
         return Metrics(
             update=self.updates,
             epoch=epoch,

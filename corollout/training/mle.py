@@ -47,18 +47,18 @@ class TeacherForcing(Learner[TeachingMetrics]):
             raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
         self.target = target
 
-    def learn(self, batch: Batch) -> tuple[float, int]:
+    def learn(self, batch: Batch) -> tuple[float, int, int]:
         policy = self.engine.policy
         inputs, wanted = _teacher(self.engine, batch.columns[self.target], self.device)
         self.policy.train()
         logits = policy.score(policy.encode(batch.context), inputs)
         loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1)
         loss.backward()
-        self.tokens += int((wanted >= 0).sum())
-        return loss.item(), self.epochs
+        return loss.item(), self.epochs, int((wanted >= 0).sum())
 
-    def record(self, outcome: tuple[float, int], norm: float) -> TeachingMetrics:
-        loss, epoch = outcome
+    def record(self, outcome: tuple[float, int, int], norm: float) -> TeachingMetrics:
+        loss, epoch, tokens = outcome
+        self.tokens += tokens
         return TeachingMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
 
 

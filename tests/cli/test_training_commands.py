@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from corollout.cli.main import cli
 from corollout.config import read_toml, write_toml
 from corollout.errors import CorolloutError, InputError
+from corollout.tasks.karel.settings import scale
 from corollout.training.runs import Run
 
 SIZES = [
@@ -59,7 +60,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_scale(tmp_path: Path, dat
     settings = read_toml(tmp_path / "run" / "config.toml")
     assert settings["pretrain"]["learning_rate"] == 0.25
     assert settings["pretrain"]["epochs"] == 1
-    assert settings["pretrain"]["patience"] == 5
+    assert settings["pretrain"]["patience"] == scale("tiny")["pretrain"]["patience"]
     assert settings["model"]["channels"] == 2
 
 

@@ -17,26 +17,28 @@ from corollout.training.settings import FinetuneSettings, MachineSettings, Pretr
 LOOP = Path(__file__).parents[1] / "kill_loop.py"
 KILLS = 20
 MODEL = ModelSettings(
-    largest_world=4, channels=4, blocks=1, pair_width=16, embedding=8, hidden=16, layers=2, max_length=12
+    largest_world=4, channels=4, blocks=1, pair_width=32, embedding=16, hidden=32, layers=2, max_length=9
 )
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So few tasks that they can be learnt by heart; what is evaluated is just that."""
     folder = tmp_path_factory.mktemp("data")
-    for split, tasks in generate({"train": 96, "val": 24, "test": 8}, longest=10, largest=4).items():
+    tasks = generate({"train": 12}, longest=7, largest=4)["train"]
+    for split in ("train", "val", "test"):
         tasks.write(folder / f"{split}.jsonl")
     return folder
 
 
-def new_pretraining(directory: Path, data: Path, epochs: int) -> None:
-    settings = PretrainSettings(batch_size=8, epochs=epochs, patience=1_000, learning_rate=1e-3)
+def new_pretraining(directory: Path, data: Path, epochs: int, rate: float = 1e-3, every: int = 1) -> None:
+    settings = PretrainSettings(batch_size=4, epochs=epochs, patience=1_000, learning_rate=rate, evaluate_every=every)
     jobs.new_pretraining(directory, data, MODEL, settings, MachineSettings())
 
 
 def new_finetuning(directory: Path, start: Path, updates: int) -> None:
     settings = FinetuneSettings(
-        estimator="arsm", batch_size=8, budget=float(updates), evaluate_every=5.0, learning_rate=1e-3, train_tasks=16
+        estimator="arsm", batch_size=6, budget=float(updates), evaluate_every=5.0, learning_rate=1e-3, train_tasks=16
     )
     jobs.new_finetuning(directory, start, settings, MachineSettings())
 
@@ -72,7 +74,7 @@ def assert_same(one: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_a_pretraining_that_is_killed_often_ends_with_the_same_weights(tmp_path: Path, data: Path):
     for name in ("whole", "killed"):
-        new_pretraining(tmp_path / name, data, epochs=60)
+        new_pretraining(tmp_path / name, data, epochs=120)
     jobs.resume(tmp_path / "whole")
     assert kill_often(tmp_path / "killed", 0.8) >= KILLS
     assert_same(tmp_path / "whole", tmp_path / "killed")
@@ -80,10 +82,11 @@ def test_a_pretraining_that_is_killed_often_ends_with_the_same_weights(tmp_path:
 
 @pytest.mark.slow
 def test_a_finetuning_that_is_killed_often_ends_with_the_same_weights(tmp_path: Path, data: Path):
-    new_pretraining(tmp_path / "start", data, epochs=3)
+    new_pretraining(tmp_path / "start", data, epochs=150, rate=1e-2, every=50)
     jobs.resume(tmp_path / "start")
     for name in ("whole", "killed"):
         new_finetuning(tmp_path / name, tmp_path / "start", updates=120)
     jobs.resume(tmp_path / "whole")
-    assert kill_often(tmp_path / "killed", 1.5) >= KILLS
+    assert any(record["gradient_norm"] > 0 for record in Run.open(tmp_path / "whole").records("update"))
+    assert kill_often(tmp_path / "killed", 0.8) >= KILLS
     assert_same(tmp_path / "whole", tmp_path / "killed")

@@ -165,6 +165,26 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path):
     assert same(whole, second)
 
 
+def test_a_run_that_is_killed_before_its_first_update_is_evaluated_once(tmp_path: Path):
+    class Killed(Exception):
+        pass
+
+    def kill(metrics: Any) -> None:
+        raise Killed
+
+    schedule = Schedule("updates", 3, 3)
+    with Run.create(tmp_path / "run", {}) as run, pytest.raises(Killed):
+        fit(reinforced(), run, schedule, Looks(0.1), "score", on_update=kill)
+    with Run.open(tmp_path / "run", resume=True) as run:
+        fit(reinforced(), run, schedule, Looks(0.1), "score")
+    seen = Run.open(tmp_path / "run").records()
+    assert [(r["kind"], r["update"]) for r in seen] == [
+        ("evaluation", 0),
+        *(("update", number) for number in (1, 2, 3)),
+        ("evaluation", 3),
+    ]
+
+
 def test_a_finished_run_is_left_alone(tmp_path: Path):
     with Run.create(tmp_path / "run", {}) as run:
         first = fit(reinforced(), run, Schedule("updates", 2, 1), Looks(0.1), "score")
