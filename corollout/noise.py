@@ -182,7 +182,7 @@ _U = np.uint64
 
 @no_type_check
 @numba.njit(cache=True, inline="always")
-def _mix_compiled(x):
+def mix_compiled(x):
     x = (x ^ (x >> _U(30))) * _U(_MIX_1)
     x = (x ^ (x >> _U(27))) * _U(_MIX_2)
     return x ^ (x >> _U(31))
@@ -192,10 +192,10 @@ def _mix_compiled(x):
 @numba.njit(cache=True, nogil=True)
 def _bits_compiled(keys, steps, out):
     for r in range(len(keys)):
-        x = _mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
+        x = mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
         for i in range(out.shape[1]):
             x += _U(_GAMMA)
-            out[r, i] = _mix_compiled(x) >> _U(11)
+            out[r, i] = mix_compiled(x) >> _U(11)
 
 
 @no_type_check
@@ -204,11 +204,11 @@ def _race_compiled(weights, keys, steps, winners):
     rows, width = weights.shape
     draws, bounds = np.empty(width), np.empty(width)
     for r in range(rows):
-        x = _mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
+        x = mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
         # Without a branch in it, this loop runs on many positions at once.
         for i in range(width):
             x += _U(_GAMMA)
-            draws[i] = (np.float64(_mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53
+            draws[i] = (np.float64(mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53
             bounds[i] = draws[i] * weights[r, i]
         best = np.inf
         for i in range(width):

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from corollout.errors import InputError
 from corollout.reports.manifest import manifest
-from corollout.tasks.karel.dataset import KarelData
-from corollout.tasks.karel.generator import SPLITS, generate
+from corollout.tasks.karel.dataset import SPLITS, KarelData
+from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.machine import Programs, judge
 from corollout.tasks.karel.records import Form, Records, needed_side, read_records
 from corollout.tasks.karel.settings import scale as scale_settings

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from corollout.errors import InputError
-from corollout.tasks.karel.generator import SPLITS, generate
+from corollout.tasks.karel.dataset import SPLITS
+from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.settings import DataSettings
 
 

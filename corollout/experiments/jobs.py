@@ -18,7 +18,7 @@ from corollout.estimators import make_estimator
 from corollout.rollouts import Engine
 from corollout.tasks.karel.metrics import Evaluation
 from corollout.tasks.karel.settings import ModelSettings
-from corollout.tasks.karel.task import KarelTask, Split
+from corollout.tasks.karel.task import KarelTask
 from corollout.training.checkpoints import read_weights, write_weights
 from corollout.training.fit import Schedule, fit
 from corollout.training.learner import load_policy
@@ -210,16 +210,3 @@ def module(engine: Engine) -> nn.Module:
     """The engine's policy as a module."""
     assert isinstance(engine.policy, nn.Module)
     return engine.policy
-
-
-__all__ = [
-    "Hooks",
-    "Split",
-    "evaluate_run",
-    "module",
-    "new_finetuning",
-    "new_pretraining",
-    "open_run",
-    "open_task",
-    "resume",
-]

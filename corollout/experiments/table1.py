@@ -21,7 +21,6 @@ from corollout.errors import CorolloutError, InputError, Interrupted
 from corollout.experiments import jobs
 from corollout.tasks.karel.settings import DataSettings, ModelSettings, scale
 from corollout.training.checkpoints import replace_file
-from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 
 METHODS = {
@@ -164,11 +163,10 @@ def rate_scores(plan: Plan, method: str) -> dict[float, float | None]:
 
 def chosen_rates(plan: Plan) -> dict[str, float]:
     """For each method the learning rate whose best weights solve most validation tasks, with the first seed."""
-    found = {}
-    for method in plan.methods:
-        scores = {rate: result_of(plan.run(plan.seeds[0], method, rate))["val"] for rate in plan.rates}
-        found[method] = max(plan.rates, key=lambda rate: scores[rate]["generalization"])
-    return found
+    scores = {method: rate_scores(plan, method) for method in plan.methods}
+    if missing := [method for method, own in scores.items() if None in own.values()]:
+        raise InputError(f"{plan.out}: {missing[0]} has not been done with every learning rate yet")
+    return {method: max(own, key=lambda rate: own[rate] or 0.0) for method, own in scores.items()}
 
 
 def result_of(directory: Path) -> dict[str, Any]:
@@ -251,15 +249,3 @@ def _newest(cell: Cell) -> Iterator[tuple[float, dict[str, Any]]]:
     key = {"updates": "update", "epochs": "epoch"}.get(cell.unit, cell.unit)
     if key in record:
         yield float(record[key]), {**record, **({"generalization": looked[0]} if looked else {})}
-
-
-def open_cells(plan: Plan, method: str) -> list[Path]:
-    """A method's runs, one for each seed."""
-    if method == MLE:
-        return [plan.mle(seed) for seed in plan.seeds]
-    rate = chosen_rates(plan)[method]
-    return [plan.run(seed, method, rate) for seed in plan.seeds]
-
-
-def evaluations(directory: Path) -> list[dict[str, Any]]:
-    return Run.open(directory).records("evaluation")

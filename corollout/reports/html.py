@@ -44,10 +44,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>'
 
 
-def figure(svg: str) -> str:
-    return f'<div class="wide">{svg}</div>'
-
-
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 

@@ -20,6 +20,9 @@ _ARRAYS = ("tokens", "lengths", "input_cells", "input_hero", "output_cells", "ou
 _BLOCK = 1 << 20
 
 
+SPLITS = ("train", "val", "test")
+
+
 @dataclass(frozen=True)
 class KarelData:
     """Tasks: a program, and the worlds that it turns into others, the last pair of which is held out."""

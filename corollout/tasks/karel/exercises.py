@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, OUTSIDE, WALL
-from corollout.tasks.karel.machine import OK, TICKS, run_code
+from corollout.tasks.karel.machine import LOOP, OK, TEST, TICKS, run_code
 from corollout.tasks.karel.programs import uniform
 
 SMALLEST, LARGEST = 2, 16
@@ -22,7 +22,6 @@ _ONE_MARKER, _MORE_MARKERS = 0.62, 8
 
 # How many worlds are tried with a program, how many if not one of them will do, and how many heroes in each.
 _MOST_WORLDS, _HOPELESS, _HEROES = 500, 100, 4
-_TEST, _LOOP = 5, 8  # of the machine's instructions
 
 
 @no_type_check
@@ -70,8 +69,8 @@ def find_examples(state, code, size, largest, side, inputs, in_hero, outputs, ou
     counters, cells, free, needed, visited = work
     uncovered = 0
     for at in range(size):
-        needed[at, 0] = code[at, 0] == _TEST
-        needed[at, 1] = code[at, 0] == _TEST or (code[at, 0] == _LOOP and code[at - 1, 2] > 0)
+        needed[at, 0] = code[at, 0] == TEST
+        needed[at, 1] = code[at, 0] == TEST or (code[at, 0] == LOOP and code[at - 1, 2] > 0)
         uncovered += needed[at, 0] + needed[at, 1]
     found = 0
     for tried in range(_MOST_WORLDS):

@@ -14,7 +14,7 @@ import torch
 
 from corollout.errors import InputError
 from corollout.noise import Noise
-from corollout.tasks.karel.dataset import KarelData
+from corollout.tasks.karel.dataset import SPLITS, KarelData
 from corollout.tasks.karel.exercises import LARGEST, SMALLEST, find_examples
 from corollout.tasks.karel.grids import Grids
 from corollout.tasks.karel.machine import compile_program
@@ -27,7 +27,6 @@ from corollout.tasks.karel.programs import (
 )
 from corollout.tasks.karel.records import program_id
 
-SPLITS = ("train", "val", "test")
 _CHUNK = 32
 # How many programs of a length are tried before another length is drawn: while no worlds are found for them, and while
 # they are those of earlier tasks. Keeping the length keeps the distribution as long as there are other programs of it.

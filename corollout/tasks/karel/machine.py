@@ -29,7 +29,7 @@ TICKS = 200
 OK, CRASH, TIMEOUT, SYNTAX = range(4)
 STATUS = ("ok", "crash", "timeout", "syntax")
 
-_MOVE, _LEFT, _RIGHT, _PICK, _PUT, _TEST, _JUMP, _SET, _LOOP = range(9)
+_MOVE, _LEFT, _RIGHT, _PICK, _PUT, TEST, _JUMP, _SET, LOOP = range(9)
 _FRONT_CLEAR, _LEFT_CLEAR, _RIGHT_CLEAR, _MARKERS, _NO_MARKERS = range(5)
 _IN_MAIN, _IN_REPEAT, _IN_WHILE, _IN_IF, _IN_THEN, _IN_ELSE = range(6)
 
@@ -198,7 +198,7 @@ def compile_program(tokens, length, code, stack):
                 return -1 - place
             place += 1
             code[size, 0], code[size, 1], code[size, 2] = _SET, loops, count
-            code[size + 1, 0], code[size + 1, 1] = _LOOP, loops
+            code[size + 1, 0], code[size + 1, 1] = LOOP, loops
             stack[depth, 2] += 1
             depth += 1
             stack[depth, 0], stack[depth, 1], stack[depth, 2] = _IN_REPEAT, size + 1, 0
@@ -227,7 +227,7 @@ def compile_program(tokens, length, code, stack):
             if place >= length or tokens[place] != (_W_OPEN if token == _WHILE else _I_OPEN):
                 return -1 - place
             place += 1
-            code[size, 0], code[size, 1] = _TEST, 2 * test + negations % 2
+            code[size, 0], code[size, 1] = TEST, 2 * test + negations % 2
             stack[depth, 2] += 1
             depth += 1
             stack[depth, 0] = _IN_WHILE if token == _WHILE else (_IN_IF if token == _IF else _IN_THEN)
@@ -256,7 +256,7 @@ def run_code(code, size, cells, place, direction, side, limit, counters, visited
             counters[code[at, 1]] = code[at, 2]
             at += 1
             continue
-        if operation == _LOOP:
+        if operation == LOOP:
             slot = code[at, 1]
             going = counters[slot] > 0
             if visited is not None:
@@ -268,7 +268,7 @@ def run_code(code, size, cells, place, direction, side, limit, counters, visited
         if ticks == limit:
             return TIMEOUT, place, direction, ticks
         ticks += 1
-        if operation == _TEST:
+        if operation == TEST:
             test = code[at, 1] >> 1
             if test >= _MARKERS:
                 holds = (cells[place] > 0) == (test == _MARKERS)

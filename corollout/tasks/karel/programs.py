@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from corollout.noise import _mix_compiled  # pyright: ignore[reportPrivateUsage]
+from corollout.noise import mix_compiled
 from corollout.tasks.karel.language import ACTIONS, ID, TESTS
 
 SHORTEST_PROGRAM = 5
@@ -133,7 +133,7 @@ _CLOSERS = np.array([ID[token] for token in ("m)", "r)", "w)", "i)", "i)", "e)")
 def uniform(state):
     """A number in [0, 1) from a SplitMix64 stream, whose state is ``state[0]``."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
-    return np.float64(_mix_compiled(state[0]) >> np.uint64(11)) * 2.0**-53
+    return np.float64(mix_compiled(state[0]) >> np.uint64(11)) * 2.0**-53
 
 
 @no_type_check

@@ -13,13 +13,11 @@ from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
-from corollout.tasks.karel.dataset import KarelData
+from corollout.tasks.karel.dataset import SPLITS, KarelData
 from corollout.tasks.karel.language import END, START
 from corollout.tasks.karel.metrics import Evaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
 from corollout.tasks.karel.settings import ModelSettings
-
-SPLITS = ("train", "val", "test")
 
 
 class ShownPairs:
@@ -68,10 +66,6 @@ class KarelTask:
     @cached_property
     def val(self) -> "Split":
         return self.split("val")
-
-    @cached_property
-    def test(self) -> "Split":
-        return self.split("test")
 
     def split(self, name: str) -> "Split":
         if name not in SPLITS:
