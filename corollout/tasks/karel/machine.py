@@ -40,6 +40,10 @@ _C_CLOSE = ID["c)"]
 # What ends a block of each kind, in the order of _IN_MAIN …
 _CLOSERS = np.array([ID[token] for token in ("m)", "r)", "w)", "i)", "i)", "e)")], dtype=np.uint8)
 _FIRST_ACTION, _FIRST_TEST, _FIRST_COUNT = ID[ACTIONS[0]], ID[TESTS[0]], ID[COUNTS[0]]
+# Places that are not negative: a compiled loop need not look whether they count from the end.
+_U = np.uint64
+# What each action adds to the direction, to the steps ahead and to the markers.
+_TURN, _GO, _MARK = np.array([0, 3, 1, 0, 0]), np.array([1, 0, 0, 0, 0]), np.array([0, 0, 0, -1, 1])
 _ACTIONS, _TESTS, _COUNTS = len(ACTIONS), len(TESTS), len(COUNTS)
 
 
@@ -158,7 +162,8 @@ def compile_program(tokens, length, code, stack):
         token = tokens[place]
         kind = stack[depth, 0]
         if _FIRST_ACTION <= token < _FIRST_ACTION + _ACTIONS:
-            code[size, 0] = token - _FIRST_ACTION
+            action = token - _FIRST_ACTION
+            code[size, 0], code[size, 1], code[size, 2] = action, _TURN[action], _MARK[action]
             size += 1
             stack[depth, 2] += 1
             place += 1
@@ -248,56 +253,52 @@ def run_code(code, size, cells, place, direction, side, limit, counters, visited
     """
     at, ticks = 0, 0
     while at < size:
-        operation = code[at, 0]
-        if operation == _JUMP:
-            at = code[at, 2]
-            continue
-        if operation == _SET:
+        operation = code[_U(at), 0]
+        if operation < _ACTIONS:  # first, for they are the most
+            if ticks == limit:
+                return TIMEOUT, place, direction, ticks
+            ticks += 1
+            # All five actions by the same arithmetic: which one comes next is hard to foresee, for the processor too.
+            direction = (direction + code[_U(at), 1]) & 3
+            there = place + _GO[_U(operation)] * (_ahead(place, direction, side) - place)
+            markers = cells[_U(there)] + code[_U(at), 2]
+            if markers < 0 or markers > MOST_MARKERS:  # walls have larger numbers
+                return CRASH, place, direction, ticks
+            place = there
+            cells[_U(place)] = markers
+            at += 1
+        elif operation == _JUMP:
+            at = code[_U(at), 2]
+        elif operation == _SET:
             counters[code[at, 1]] = code[at, 2]
             at += 1
-            continue
-        if operation == LOOP:
-            slot = code[at, 1]
+        elif operation == LOOP:
+            slot = _U(code[_U(at), 1])
             going = counters[slot] > 0
             if visited is not None:
                 visited[at, 1 if going else 0] = 1
             if not going:
-                at = code[at, 2]
+                at = code[_U(at), 2]
                 continue
+            if ticks == limit:
+                return TIMEOUT, place, direction, ticks
+            ticks += 1
             counters[slot] -= 1
-        if ticks == limit:
-            return TIMEOUT, place, direction, ticks
-        ticks += 1
-        if operation == TEST:
+            at += 1
+        else:
+            if ticks == limit:
+                return TIMEOUT, place, direction, ticks
+            ticks += 1
             test = code[at, 1] >> 1
             if test >= _MARKERS:
-                holds = (cells[place] > 0) == (test == _MARKERS)
+                holds = (cells[_U(place)] > 0) == (test == _MARKERS)
             else:
                 turn = 0 if test == _FRONT_CLEAR else (3 if test == _LEFT_CLEAR else 1)
-                holds = cells[_ahead(place, (direction + turn) & 3, side)] < FIRST_BLOCKED
+                holds = cells[_U(_ahead(place, (direction + turn) & 3, side))] < FIRST_BLOCKED
             holds ^= code[at, 1] & 1 == 1
             if visited is not None:
                 visited[at, 1 if holds else 0] = 1
             at = at + 1 if holds else code[at, 2]
-            continue
-        if operation == _MOVE:
-            there = _ahead(place, direction, side)
-            if cells[there] >= FIRST_BLOCKED:
-                return CRASH, place, direction, ticks
-            place = there
-        elif operation == _LEFT:
-            direction = (direction + 3) & 3
-        elif operation == _RIGHT:
-            direction = (direction + 1) & 3
-        elif operation == _PICK:
-            if cells[place] == 0:
-                return CRASH, place, direction, ticks
-            cells[place] -= 1
-        elif operation == _PUT:
-            if cells[place] >= MOST_MARKERS:
-                return CRASH, place, direction, ticks
-            cells[place] += 1
-        at += 1
     return OK, place, direction, ticks
 
 
@@ -313,7 +314,7 @@ def _ahead(place, direction, side):
 @numba.njit(cache=True, nogil=True)
 def _judge(tokens, lengths, tasks, in_cells, in_hero, out_cells, out_hero, side, limit, valid, right):
     width = tokens.shape[1] + 1
-    code, stack = np.zeros((width, 3), np.int32), np.zeros((width, 3), np.int32)
+    code, stack = np.zeros((width, 3), np.int64), np.zeros((width, 3), np.int64)
     counters, cells = np.zeros(width, np.int32), np.zeros(side * side, np.uint8)
     for i in range(len(lengths)):
         size = compile_program(tokens[i], lengths[i], code, stack)
@@ -322,7 +323,8 @@ def _judge(tokens, lengths, tasks, in_cells, in_hero, out_cells, out_hero, side,
             continue
         task = tasks[i]
         for e in range(in_hero.shape[1]):
-            cells[:] = in_cells[task, e]
+            for c in range(side * side):  # without a view of the world, which would cost more than the copy
+                cells[c] = in_cells[task, e, c]
             status, place, direction, _ = run_code(
                 code,
                 size,
@@ -336,18 +338,16 @@ def _judge(tokens, lengths, tasks, in_cells, in_hero, out_cells, out_hero, side,
             )
             if status != OK or place != out_hero[task, e, 0] or direction != out_hero[task, e, 1]:
                 continue
-            right[i, e] = _same_markers(cells, out_cells[task, e])
+            differing = np.uint8(0)
+            for c in range(side * side):
+                differing |= cells[c] ^ out_cells[task, e, c]
+            right[i, e] = differing == 0 or _same_markers(cells, out_cells[task, e])
 
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def _same_markers(cells, wanted):
-    differing = 0
-    for c in range(len(cells)):
-        differing |= cells[c] ^ wanted[c]
-    if differing == 0:
-        return True
-    # Walls are no part of the state.
+    """Walls are no part of the state."""
     for c in range(len(cells)):
         if (cells[c] if cells[c] < FIRST_BLOCKED else 0) != (wanted[c] if wanted[c] < FIRST_BLOCKED else 0):
             return False
@@ -358,7 +358,7 @@ def _same_markers(cells, wanted):
 @numba.njit(cache=True, nogil=True)
 def _execute_all(tokens, lengths, cells, hero, side, limit, statuses, ticks):
     width = tokens.shape[1] + 1
-    code, stack = np.zeros((width, 3), np.int32), np.zeros((width, 3), np.int32)
+    code, stack = np.zeros((width, 3), np.int64), np.zeros((width, 3), np.int64)
     counters = np.zeros(width, np.int32)
     for i in range(len(lengths)):
         size = compile_program(tokens[i], lengths[i], code, stack)
