@@ -3,8 +3,8 @@
 An update is all from a batch of tasks to the gradient of the parameters: encode, sample, plan, complete the branches,
 reward, score, backward; the optimizer's step, which both would have in common, is left out. There are two problems: the
 small scale as it is, with programs of at most 12 tokens; and the same network on programs of the paper's lengths, up to
-45 tokens, in larger worlds. The policies have learnt by maximum likelihood for a while, so that their rollouts are those
-of a policy that knows something. Their weights are kept in the folder for temporary files, for the next time.
+45 tokens, in larger worlds. The policies have learnt by maximum likelihood for a while: their rollouts are those of a
+policy that knows something. Their weights are kept in the folder for temporary files, for the next time.
 
 The opponent shares no prefix and drops no row: it completes all branches of all steps in one batch (or as many as the
 engine allows at once), each from its start state on, its known tokens first, until the last row has ended. Everything

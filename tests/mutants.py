@@ -24,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from coefficient_reference import sums_agree
 from literal import ESTIMATORS, agrees
 from pseudo_reference import swaps_agree
 from unbiased_cases import BY_NAME, LIMIT, Case
@@ -31,6 +32,7 @@ from unbiased_cases import BY_NAME, LIMIT, Case
 from corollout.estimators import ARS
 
 CHECKS: dict[str, Callable[[], bool]] = {
+    "sums": sums_agree,  # coefficients are the sums over all pseudo-actions
     "swaps": swaps_agree,  # pseudo-actions are those of brute-force swapping
     "formula": lambda: all(agrees(e, skip) for e in ESTIMATORS for skip in (0.0, 0.2)) and agrees(ARS(), masked=True),
 }
@@ -50,7 +52,8 @@ TARGETS: dict[str, list[str]] = {
     "ars.ARS._coefficients_of": ARS_CASES,
     "ars.ARS._references": ARS_CASES,
     "ars.ARS._spend": BUDGET_CASES,
-    "ars.Coefficients.collect": ARS_CASES,
+    "coefficients._collect_torch": ["sums"],
+    "coefficients._bucket": ["sums"],
     "ars._contrasts": [*ARS_CASES, *BUDGET_CASES],
     "budget.systematic_sample": BUDGET_CASES,
     "score.Reinforce.plan": [
@@ -76,6 +79,7 @@ TARGETS: dict[str, list[str]] = {
 # Mutants that may live: (function, altered line, change) -> why nothing that matters changes.
 _PROPOSES = "a bound that only proposes entries: each is then evaluated exactly"
 _ROUNDING = "room for rounding"
+_NOT_ONE = "entries of zero add nothing, and no sum is exactly 1"
 _NAN = "where this says −inf, there would be NaN: neither passes a comparison"
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
@@ -118,16 +122,33 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]",
         "1 -> 2",
     ): "only the first is used",
-    (
-        "ars.Coefficients.collect",
-        "steps = int(step.max()) + 1 if len(step) else 1",
-        "1 -> 2",
-    ): "codes with room for another step",
     **{
-        ("ars.Coefficients.collect", "some = centred > _ROUNDING * squares", f"_ROUNDING * squares -> {change}"): (
-            _ROUNDING
+        (function, f"{line}", f"_ROUNDING * squares -> {change}"): _ROUNDING
+        for function, line in (
+            ("coefficients._collect_torch", "some = centred > _ROUNDING * squares"),
+            ("coefficients._bucket", "if centred > _ROUNDING * squares:"),
         )
         for change in ("_ROUNDING / squares", "_ROUNDING")
+    },
+    ("coefficients._collect_torch", "used = some[branch] & (total != 0)", "0 -> 1"): _NOT_ONE,
+    ("coefficients._bucket", "if total[m] != 0:", "0 -> 1"): _NOT_ONE,
+    **{
+        ("coefficients._bucket", line, change): "room for more than is written"
+        for line, change in (
+            ("cells, terms = len(starts) - 1, 2 * len(action)", "2 -> 3"),
+            ("largest = 0", "0 -> 1"),
+            (
+                "largest = max(largest, starts[c + 1] - starts[c])",
+                "starts[c + 1] - starts[c] -> starts[c + 1] + starts[c]",
+            ),
+            ("largest = max(largest, starts[c + 1] - starts[c])", "c + 1 -> c - 1"),
+            ("actions = np.empty(min(vocab, 2 * largest), np.int64)", "2 -> 3"),
+            (
+                "bucket_swap, bucket_value = np.empty(2 * largest, np.int64), np.empty(2 * largest, np.float64)",
+                "2 -> 3",
+            ),
+            ("end = 0", "0 -> 1"),
+        )
     },
     (
         "ars._contrasts",
@@ -328,7 +349,7 @@ def noticed_by(mutant: Mutant) -> str | None:
             return "bias"
         if any(_fails(lambda case=case: _unbiased(BY_NAME[case])) for case in cases):
             return "bias"
-        check = "formula" if cases else "swaps"
+        check = "formula" if cases else TARGETS[mutant.function][0]
         return check if _fails(CHECKS[check]) else None
     finally:
         function.__code__ = original
@@ -363,7 +384,7 @@ def main() -> int:
             print(f"{fate:8}", *mutant.key, sep="  |  ", flush=True)
     print(
         f"{len(mutants)} mutants: {fates['bias']} noticed by their bias, {fates['formula']} only by the formula, "
-        f"{fates['swaps']} by brute-force swapping, {fates['harmless']} harmless, {fates['SURVIVED']} survived"
+        f"{fates['swaps'] + fates['sums']} by brute force, {fates['harmless']} harmless, {fates['SURVIVED']} survived"
     )
     return 1 if fates["SURVIVED"] or not mutants else 0
 

@@ -25,7 +25,7 @@ def small_run(factory: pytest.TempPathFactory) -> Path:
         for split, tasks in generate(counts, shortest=5, longest=7, largest=4, workers=1).items():
             tasks.write(data / f"{split}.jsonl")
         settings = PretrainSettings(learning_rate=2e-2, batch_size=6, epochs=100, evaluate_every=50)
-        jobs.new_pretraining(data / "run", data, MODEL, settings, MachineSettings())
+        jobs.new_pretraining(data / "run", "karel", data, MODEL, settings, MachineSettings())
         jobs.resume(data / "run")
         _made.append(data / "run")
     return _made[0]

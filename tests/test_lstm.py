@@ -113,3 +113,29 @@ def test_a_gradient_of_the_gradient_is_refused():
     )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def maxout_by_hand(x: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> Tensor:
+    """Five parts: the candidate is the larger of two, as it is."""
+    out = []
+    for step in x:
+        o, i, f, a, b = (step + h @ weight).chunk(5, 1)
+        c = f.sigmoid() * c + i.sigmoid() * torch.maximum(a, b)
+        h = o.sigmoid() * c.tanh()
+        out.append(h)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize(("steps", "rows", "hidden"), [(1, 1, 1), (3, 2, 2), (5, 4, 3)])
+def test_a_maxout_cell(steps, rows, hidden):
+    torch.manual_seed(1)
+    shapes = ((steps, rows, 5 * hidden), (hidden, 5 * hidden), (rows, hidden), (rows, hidden))
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    mine, plain = lstm(*leaves), maxout_by_hand(*leaves)
+    torch.testing.assert_close(mine, plain)
+    outer = torch.randn_like(plain)
+    for a, b in zip(torch.autograd.grad(mine, leaves, outer), torch.autograd.grad(plain, leaves, outer), strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        h, _ = lstm_step(leaves[0][0], *leaves[1:])
+    torch.testing.assert_close(h, mine[0])

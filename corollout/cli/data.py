@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from corollout.cli.data_captions import captions, check_captions
+from corollout.cli.features import features
 from corollout.errors import InputError
 from corollout.reports.manifest import manifest
 from corollout.tasks.karel.dataset import SPLITS, KarelData
@@ -19,6 +21,7 @@ from corollout.tasks.karel.records import Form, Records, needed_side, read_recor
 from corollout.tasks.karel.settings import scale as scale_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make and check data sets.")
+app.command()(captions)
 
 
 class Scale(StrEnum):
@@ -75,13 +78,18 @@ def karel(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Files in the public JSON-lines format.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Files of Karel tasks, in the public JSON-lines format; folders of captions.")
+    ],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad lines instead of stopping at one.")] = False,
 ) -> None:
-    """Read files of Karel tasks and run every program on its worlds."""
+    """Read files of Karel tasks and run every program on its worlds; verify prepared folders of captions."""
     console = Console(highlight=False, soft_wrap=True)
     failures = 0
     for path in files:
+        if path.is_dir():
+            check_captions(path, console)
+            continue
         read = read_records(path, skip_bad)
         everything = np.arange(len(read.lengths))
         right = judge(Programs(read.tokens, read.lengths), everything, read.inputs, read.outputs).right
@@ -109,3 +117,6 @@ def _summary(tasks: KarelData | Records) -> str:
         f"{len(lengths):,} programs of {lengths.min()} to {lengths.max()} tokens, mean {lengths.mean():.1f}, "
         f"{tasks.inputs.hero.shape[1]} examples each, worlds of up to {needed_side(tasks.inputs) - 2} rows or columns"
     )
+
+
+app.command()(features)

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from corollout.cli.reproduce import carry_out, report
 from corollout.errors import InputError, Interrupted
-from corollout.experiments.table1 import Plan
+from corollout.experiments.table import Plan
+from corollout.experiments.table1 import TABLE1
 from corollout.training.settings import MachineSettings
 
 METHODS = ("SC", "RLOO", "ARSM")
@@ -39,7 +40,7 @@ def demo(
 ) -> None:
     """Generate Karel tasks, pre-train a small model, fine-tune it by ARSM, RLOO and self-critic, and compare."""
     folder = _new_folder(out)
-    plan = Plan.of_scale("tiny", folder, (seed,), METHODS)
+    plan = Plan.of_scale(TABLE1, "tiny", folder, (seed,), METHODS)
     plan = replace(
         plan,
         data=replace(plan.data, data_seed=seed),

@@ -5,11 +5,19 @@ from rich.console import Group
 from rich.text import Text
 
 from corollout.tasks.karel import Program, World, pretty
-from corollout.tasks.karel.language import ACTIONS, TESTS
+from corollout.tasks.karel.language import kind_of
 
 HERO, MARKERS, WALL, EMPTY, BORDER = "bold bright_cyan", "yellow", "grey50", "grey30", "grey50"
-ACTION, TEST, KEYWORD, BRACKET = "green", "cyan", "bold magenta", "grey50"
-_STYLES: dict[str, str] = {**dict.fromkeys(ACTIONS, ACTION), **dict.fromkeys(TESTS, TEST)}
+ACTION = "green"
+# Of tokens by their kind: those of programs, then those of captions.
+TOKENS = {
+    "action": ACTION,
+    "test": "cyan",
+    "keyword": "bold magenta",
+    "bracket": "grey50",
+    "word": "",
+    "mark": "grey50",
+}
 
 
 def world_text(world: World) -> Text:
@@ -56,13 +64,8 @@ def program_text(program: Program) -> Text:
         words = line.lstrip()
         text.append(line[: len(line) - len(words)])
         for word in words.split():
-            text.append(word, token_style(word)).append(" ")
+            text.append(word, TOKENS[kind_of(word)]).append(" ")
         text.right_crop(1)
         text.append("\n")
     text.right_crop(1)
     return text
-
-
-def token_style(token: str) -> str:
-    """The colour of a token."""
-    return _STYLES.get(token, BRACKET if token[-1] in "()" else KEYWORD)

@@ -14,6 +14,7 @@ from corollout.cli.generate import generate
 from corollout.cli.inspect import inspect
 from corollout.cli.karel import app as karel
 from corollout.cli.reproduce import app as reproduce
+from corollout.cli.score import score
 from corollout.cli.training import evaluate, finetune, pretrain
 from corollout.errors import CorolloutError, Interrupted
 
@@ -30,6 +31,7 @@ cli.command()(evaluate)
 cli.command()(compare)
 cli.command()(generate)
 cli.command()(inspect)
+cli.command()(score)
 cli.add_typer(karel, name="karel")
 cli.add_typer(data, name="data")
 cli.add_typer(reproduce, name="reproduce")

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column
 
 from corollout.experiments.jobs import Hooks
+from corollout.tasks.registry import KINDS
 
 
 def progress_bars(console: Console) -> Progress:
@@ -34,14 +35,13 @@ def note(record: dict[str, Any]) -> str:
         words.append(f"reward {record['reward']:.2f}")
     if record.get("rollouts_per_step"):
         words.append(f"{record['rollouts_per_step']:.1f} rollouts a step")
-    if record.get("generalization") is not None:
-        words.append(f"Generalization {100 * record['generalization']:.1f} %")
+    words += [kind.measure.words(record[kind.measure.key]) for kind in KINDS.values() if kind.measure.key in record]
     return ", ".join(words)
 
 
 @contextmanager
 def following(console: Console, name: str, unit: str, total: float | int) -> Generator[Hooks, None, None]:
-    """Hooks that show how a run goes on: rate, time left, loss or reward, rollouts, and the last Generalization."""
+    """Hooks that show how a run goes on: rate, time left, loss or reward, rollouts, and the last evaluation."""
     with progress_bars(console) as bars:
         task = bars.add_task(name, total=total, note="")
         last: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def following(console: Console, name: str, unit: str, total: float | int) -> Gen
             bars.update(task, completed=min(done, total), note=f"{rate:.1f} updates/s, {note(last)}")
 
         def on_evaluation(numbers: dict[str, Any]) -> None:
-            last.update(generalization=numbers["generalization"], epochs_done=numbers["epochs"])
+            last.update(numbers, epochs_done=numbers["epochs"])
             bars.update(task, note=note(last))
 
         yield Hooks(on_update, on_evaluation, lambda text: console.print(f"warning: {text}", markup=False))

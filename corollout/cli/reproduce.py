@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,14 @@ from corollout.cli.progress import note, progress_bars
 from corollout.cli.tables import plain_table
 from corollout.config import from_table, read_toml, to_table, toml_text
 from corollout.errors import CorolloutError, InputError, Interrupted
-from corollout.experiments import table1 as experiment
-from corollout.experiments.data import make_data
-from corollout.experiments.probes import probe_methods, read_probes
-from corollout.experiments.table1 import Cell, Plan
-from corollout.reports.table1 import write_table1
+from corollout.experiments import table
+from corollout.experiments.studies import do_study, read_study
+from corollout.experiments.table import Cell, Experiment, Plan
+from corollout.experiments.table1 import TABLE1
+from corollout.experiments.table2 import TABLE2
+from corollout.reports.table import write_table
+from corollout.reports.table1 import TABLE1_WORDS
+from corollout.reports.table2 import TABLE2_WORDS
 from corollout.training.checkpoints import replace_file
 from corollout.training.settings import MachineSettings
 
@@ -26,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Do the pape
 
 PLAN = "plan.toml"
 # What parts weigh in the estimate of the time that is left: a run counts 1.
-_DATA, _PROBE = 0.3, 0.1
+_DATA, _STUDY = 0.3, 0.1
 
 
 @app.callback()
@@ -34,38 +38,78 @@ def _group() -> None:
     """Do the paper's experiments again."""
 
 
+WORDS = {"table1": TABLE1_WORDS, "table2": TABLE2_WORDS}
+
+OUT = Annotated[Path, typer.Option(help="Folder for data, runs and report; name it again to go on.")]
+SCALE = Annotated[
+    str | None, typer.Option(help="Sizes and budgets: tiny, small or paper. [default: small]", show_default=False)
+]
+SEEDS = Annotated[
+    str | None, typer.Option(metavar="<int,…>", help="Seeds. [default: depends on scale]", show_default=False)
+]
+METHODS = Annotated[
+    str | None, typer.Option(metavar="<name,…>", help="Methods, as in ARSM,RLOO. [default: all]", show_default=False)
+]
+JOBS = Annotated[int, typer.Option(min=1, help="Runs at the same time.")]
+THREADS = Annotated[int | None, typer.Option(min=1, help="Threads of each run. [default: 1]", show_default=False)]
+DEVICE = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, …. [default: cpu]", show_default=False)]
+REPORT_ONLY = Annotated[bool, typer.Option("--report-only", help="Only report what is done so far.")]
+
+
 @app.command("table1")
 def table1(
-    out: Annotated[Path, typer.Option(help="Folder for data, runs and report; name it again to go on.")],
-    scale: Annotated[
-        str | None, typer.Option(help="Sizes and budgets: tiny, small or paper. [default: small]", show_default=False)
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="<int,…>", help="Seeds. [default: depends on scale]", show_default=False)
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="<name,…>", help="Methods, as in ARSM,RLOO. [default: all]", show_default=False),
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each run. [default: 1]", show_default=False)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where to compute: cpu, cuda, …. [default: cpu]", show_default=False)
-    ] = None,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Only report what is done so far.")] = False,
+    out: OUT,
+    scale: SCALE = None,
+    seeds: SEEDS = None,
+    methods: METHODS = None,
+    jobs: JOBS = 2,
+    threads: THREADS = None,
+    device: DEVICE = None,
+    report_only: REPORT_ONLY = False,
 ) -> None:
     """Table 1: Karel by maximum likelihood, then fine-tuned by every method, with the best of some learning rates."""
+    _reproduce(TABLE1, out, scale, seeds, methods, {}, jobs, {"threads": threads, "device": device}, report_only)
+
+
+@app.command("table2")
+def table2(
+    out: OUT,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that `corollout data captions` has prepared. [default: generated scenes]", show_default=False
+        ),
+    ] = None,
+    scale: SCALE = None,
+    seeds: SEEDS = None,
+    methods: METHODS = None,
+    jobs: JOBS = 2,
+    threads: THREADS = None,
+    device: DEVICE = None,
+    report_only: REPORT_ONLY = False,
+) -> None:
+    """Table 2: captions of images by maximum likelihood, then fine-tuned on CIDEr-D by every method."""
+    own = {} if data is None else {"folder": str(data.resolve())}
+    _reproduce(TABLE2, out, scale, seeds, methods, own, jobs, {"threads": threads, "device": device}, report_only)
+
+
+def _reproduce(
+    experiment: Experiment,
+    out: Path,
+    scale: str | None,
+    seeds: str | None,
+    methods: str | None,
+    data: dict[str, Any],
+    jobs: int,
+    machine: dict[str, Any],
+    report_only: bool,
+) -> None:
     if report_only and not out.is_dir():
         raise InputError(f"there is nothing to report: {out} does not exist")
-    machine = {"threads": threads, "device": device}
-    plan, where = open_plan(
-        out, scale, _numbers(seeds), _words(methods), {k: v for k, v in machine.items() if v is not None}
-    )
-    folder = out / "report"
+    given = {name: value for name, value in machine.items() if value is not None}
+    plan, where = open_plan(experiment, out, scale, _numbers(seeds), _words(methods), data, given)
     if not report_only:
-        again = f"corollout reproduce table1 --out {out}" + (f" --jobs {jobs}" if jobs != 2 else "")
+        again = f"corollout reproduce {experiment.name} --out {out}" + (f" --jobs {jobs}" if jobs != 2 else "")
         try:
             carry_out(plan, where, jobs)
         except (KeyboardInterrupt, Interrupted):
@@ -74,29 +118,31 @@ def table1(
             raise
         except CorolloutError as error:
             raise CorolloutError(f"{error}. All that was done is saved; go on with: {again}") from error
-    report(plan, folder)
+    report(plan, out / "report")
 
 
 def report(plan: Plan, folder: Path) -> None:
     """Write the report of what is done of a plan, and print its main tables."""
-    found = write_table1(plan, folder)
+    found = write_table(plan, folder, WORDS[plan.experiment.name])
     console = Console()
-    for table in found.comparison.tables():
-        console.print(plain_table(table.title, table.header, table.rows))
+    for part in found.comparison.tables():
+        console.print(plain_table(part.title, part.header, part.rows))
     console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def open_plan(
+    experiment: Experiment,
     out: Path,
     scale: str | None,
     seeds: tuple[int, ...] | None,
     methods: tuple[str, ...] | None,
+    data: Mapping[str, Any],
     machine: Mapping[str, Any],
 ) -> tuple[Plan, MachineSettings]:
     """The plan of a folder; what is given must agree with it. A new folder gets one of what is given and defaults."""
     path = out / PLAN
     if not path.exists():
-        plan = Plan.of_scale(scale or "small", out, seeds, methods)
+        plan = Plan.of_scale(experiment, scale or "small", out, seeds, methods, data)
         settings = MachineSettings(**machine)
         text = toml_text({"scale": plan.scale, **plan.table(), "machine": to_table(settings)})
         try:
@@ -109,11 +155,12 @@ def open_plan(
         return plan, settings
     stored = read_toml(path)
     try:
-        plan = Plan.from_table(stored["scale"], out, stored)
-        known = {"scale": plan.scale, "seeds": plan.seeds, "methods": plan.methods, **stored["machine"]}
+        plan = Plan.from_table(experiment, stored["scale"], out, stored)
+        known = {"scale": plan.scale, "seeds": plan.seeds, "methods": plan.methods}
+        known |= {**stored["data"], **stored["machine"]}
     except (KeyError, TypeError) as error:
         raise InputError(f"{path} is no plan of this experiment: {type(error).__name__} {error}") from error
-    given = {"scale": scale, "seeds": seeds, "methods": methods, **machine}
+    given = {"scale": scale, "seeds": seeds, "methods": methods, **data, **machine}
     differing = [
         f"{name} {_said(known[name])} instead of {_said(value)}"
         for name, value in given.items()
@@ -153,34 +200,40 @@ def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
     torch.set_num_threads(machine.threads)
     console = Console(stderr=True, highlight=False)
     runs = len(plan.seeds) * (1 + len(plan.methods)) + (len(plan.rates) - 1) * len(plan.methods)
+    studies = plan.experiment.studies
+    studied = sum(len(study.methods(plan)) for study in studies)
     with progress_bars(console) as bars:
         bars.speed_estimate_period = 600
-        board = _Board(bars, parts=1 + runs + len(plan.methods), weight=_DATA + runs + _PROBE * len(plan.methods))
+        board = _Board(bars, parts=1 + runs + studied, weight=_DATA + runs + _STUDY * studied)
         _make_data(plan, board)
         # What is done for the first seed does not wait for the others' pre-training.
         stages = [
-            lambda: experiment.pretrain_cells(plan, machine) + experiment.rate_cells(plan, machine),
-            lambda: experiment.seed_cells(plan, machine),
+            lambda: table.pretrain_cells(plan, machine) + table.rate_cells(plan, machine),
+            lambda: table.seed_cells(plan, machine),
         ]
         for stage in stages:
             cells = stage()
             board.skip({cell.name: 1.0 for cell in cells if cell.done})
-            experiment.run_cells(cells, jobs, plan.beam, board.on_cell)
-        board.skip(dict.fromkeys((f"variance, {method}" for method in read_probes(plan)), _PROBE))
-        probe_methods(plan, lambda method, made: board.tell(f"variance, {method}", made / plan.probes, "", _PROBE))
+            table.run_cells(cells, jobs, plan.beam, board.on_cell)
+        for study in studies:
+            board.skip(dict.fromkeys((f"{study.name}, {method}" for method in read_study(plan, study)), _STUDY))
+            do_study(plan, study, partial(_tell_study, board, study.name))
+
+
+def _tell_study(board: "_Board", study: str, method: str, share: float) -> None:
+    board.tell(f"{study}, {method}", share, "", _STUDY)
 
 
 def _make_data(plan: Plan, board: "_Board") -> None:
-    total = 2 * (plan.data.train + plan.data.val + plan.data.test)
-    done = 0
+    total = 0
 
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        board.tell("data", min(done / total, 0.999), f"{done // 2:,} of {total // 2:,} tasks", _DATA)
+    def advance(done: int, of: int) -> None:
+        nonlocal total
+        total = of
+        board.tell("data", min(done / of, 0.999), f"{done:,} of {of:,} parts", _DATA)
 
-    make_data(plan.folder, plan.data, advance)
-    board.tell("data", 1.0, f"{total // 2:,} tasks", _DATA)
+    plan.experiment.make_data(plan.folder, plan.data, advance)
+    board.tell("data", 1.0, "made" if total else "there already", _DATA)
 
 
 class _Board:

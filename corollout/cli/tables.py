@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from corollout.tasks.karel.metrics import Evaluation, Share
+from corollout.tasks.task import Evaluation, Measure
 
 
 def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -21,16 +21,6 @@ def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     return table
 
 
-def percent(share: Share) -> tuple[str, str]:
-    """A share and its interval."""
-    low, high = share.interval
-    return f"{100 * share.value:.2f} %", f"{100 * low:.2f} – {100 * high:.2f}"
-
-
-def evaluation_table(result: Evaluation, title: str) -> Table:
-    names = {"Generalization": "generalization", "semantic": "semantic", "exact": "exact", "syntax": "syntax"}
-    rows = [[name, *percent(getattr(result, field))] for name, field in names.items()]
-    rows += [[f"Generalization, top {k} of beam", *percent(share)] for k, share in enumerate(result.top, 1)]
-    return plain_table(
-        f"{title}: {result.generalization.count:,} tasks", ["measure", "share", "95\N{NO-BREAK SPACE}% interval"], rows
-    )
+def evaluation_table(result: Evaluation, title: str, measure: Measure) -> Table:
+    header = ["measure", "value", "95\N{NO-BREAK SPACE}% interval"]
+    return plain_table(f"{title}: {len(result.scores):,} {measure.examples}", header, result.rows())

@@ -14,7 +14,9 @@ from corollout.cli.tables import evaluation_table
 from corollout.config import from_table, merge, read_toml
 from corollout.errors import InputError, Interrupted
 from corollout.experiments import jobs
-from corollout.tasks.karel.settings import ModelSettings, scale
+from corollout.tasks.captioning.settings import ModelSettings as CaptionModel
+from corollout.tasks.karel.settings import ModelSettings as KarelModel
+from corollout.tasks.registry import kind_of
 from corollout.training.checkpoints import replace_file
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
@@ -28,10 +30,19 @@ RUN = Annotated[Path, typer.Argument(help="Directory of a run.", show_default=Fa
 
 
 @dataclass(frozen=True)
-class Pretraining:
-    """What `pretrain` can be told."""
+class KarelPretraining:
+    """What `pretrain karel` can be told."""
 
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: KarelModel = field(default_factory=KarelModel)
+    pretrain: PretrainSettings = field(default_factory=PretrainSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+
+
+@dataclass(frozen=True)
+class CaptionPretraining:
+    """What `pretrain captions` can be told."""
+
+    model: CaptionModel = field(default_factory=CaptionModel)
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
 
@@ -45,7 +56,7 @@ class Finetuning:
 
 
 @pretrain.command("karel")
-@with_options(Pretraining, scaled=True)
+@with_options(KarelPretraining, scaled=True)
 def pretrain_karel(
     out: OUT,
     flags: dict[str, Any],
@@ -57,14 +68,47 @@ def pretrain_karel(
     resume: RESUME = False,
 ) -> None:
     """Train a Karel synthesiser on reference programs, until Generalization on the validation data rises no more."""
+    missing = "say by --data where the tasks are; `corollout data karel --out DIR` makes some"
+    _pretrain("karel", KarelPretraining, out, flags, config, data, scale_name, resume, missing)
+
+
+@pretrain.command("captions")
+@with_options(CaptionPretraining, scaled=True)
+def pretrain_captions(
+    out: OUT,
+    flags: dict[str, Any],
+    config: Path | None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Folder that `corollout data captions` has prepared.", show_default=False),
+    ] = None,
+    scale_name: SCALE = "small",
+    resume: RESUME = False,
+) -> None:
+    """Train a captioner on what people wrote, until CIDEr-D on the validation data rises no more."""
+    missing = "say by --data where the images' features are; `corollout data captions --out DIR` prepares them"
+    _pretrain("captions", CaptionPretraining, out, flags, config, data, scale_name, resume, missing)
+
+
+def _pretrain(
+    task: str,
+    cls: type,
+    out: Path,
+    flags: dict[str, Any],
+    config: Path | None,
+    data: Path | None,
+    scale_name: str,
+    resume: bool,
+    missing: str,
+) -> None:
     if resume:
         _refuse_settings(flags, config, data)
     else:
         if data is None:
-            raise InputError("say by --data where the tasks are; `corollout data karel --out DIR` makes some")
-        settings = _settings(Pretraining, scale(scale_name), config, flags)
-        jobs.new_pretraining(out, data, settings.model, settings.pretrain, settings.machine, scale_name)
-    _carry_out(out, "corollout pretrain karel --resume --out")
+            raise InputError(missing)
+        settings = _settings(cls, kind_of(task).scale(scale_name), config, flags)
+        jobs.new_pretraining(out, task, data, settings.model, settings.pretrain, settings.machine, scale_name)
+    _carry_out(out, f"corollout pretrain {task} --resume --out")
 
 
 @with_options(Finetuning, scaled=True)
@@ -82,23 +126,25 @@ def finetune(
     if resume:
         _refuse_settings(flags, config, data)
     else:
-        settings = _settings(Finetuning, scale(Run.open(run).config.get("scale", "small")), config, flags)
+        parent = Run.open(run).config
+        own = kind_of(parent.get("task")).scale(parent.get("scale", "small"))
+        settings = _settings(Finetuning, own, config, flags)
         jobs.new_finetuning(out, run, settings.finetune, settings.machine, data)
     _carry_out(out, f"corollout finetune {run} --resume --out")
 
 
 def evaluate(
     run: RUN,
-    split: Annotated[str, typer.Option(help="Tasks to evaluate on: train, val or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Examples to evaluate on: train, val or test.")] = "test",
     beam: Annotated[int, typer.Option(min=0, help="Size of the beam; 0 for greedy decoding only.")] = 10,
     weights: Annotated[str, typer.Option(help="Which weights: best, last, or a file.")] = "best",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Generalization, semantic and exact match, and syntax, with 95 % intervals; greedy, and the top k of a beam."""
-    result = jobs.evaluate_run(run, split, beam, weights)
+    """All measures of a run's task, with 95 % intervals: by greedy decoding, and by a beam."""
+    task, result = jobs.evaluate_run(run, split, beam, weights)
     numbers = result.numbers()
     name = f"evaluation-{split}{'' if weights == 'best' else '-' + Path(weights).stem}.json"
-    text = json.dumps({"tasks": result.generalization.count, **numbers}, indent=2) + "\n"
+    text = json.dumps({"count": len(result.scores), **numbers}, indent=2) + "\n"
     try:
         replace_file(run / name, text.encode())
     except OSError as error:
@@ -106,7 +152,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(numbers))
         return
-    Console().print(evaluation_table(result, split))
+    Console().print(evaluation_table(result, split, task.measure))
 
 
 def _settings(cls: type, scale_table: dict[str, Any], config: Path | None, flags: dict[str, Any]) -> Any:
@@ -135,10 +181,11 @@ def _carry_out(directory: Path, again: str) -> None:
             summary = jobs.resume(directory, hooks)
     except Interrupted as error:
         raise Interrupted(f"{error}. Go on with: {again} {directory}") from error
-    share = 100 * summary["best_generalization"]
+    measure = kind_of(settings["task"]).measure
+    best = measure.words(summary[f"best_{measure.key}"])
     Console().print(
-        f"Best Generalization on the validation data: {share:.1f} % after {summary['best_update']:,} of "
-        f"{summary['updates']:,} updates. Weights: {directory / 'best.safetensors'}",
+        f"Best on the validation data: {best}, after {summary['best_update']:,} of {summary['updates']:,} updates. "
+        f"Weights: {directory / 'best.safetensors'}",
         highlight=False,
         soft_wrap=True,
     )

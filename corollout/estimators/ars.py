@@ -18,6 +18,7 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators.budget import keep_probabilities, systematic_sample
+from corollout.estimators.coefficients import Coefficients
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import pseudo_actions
 from corollout.noise import BUDGET, REFERENCES, Noise, dirichlet, subsets, uniform
@@ -25,8 +26,6 @@ from corollout.types import Branches, Sampler, Trajectories
 
 # Steps are treated in groups of at most this many numbers of noise.
 _CHUNK = 1 << 24
-# Coefficients whose square is a smaller part than this of what they were added up from are zero but for rounding.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class ARS:
         kept, weight = self._spend(coefficients, trajectories, noise)
         return _contrasts(coefficients, kept, weight, trajectories, self)
 
-    def _coefficients(self, trajectories: Trajectories, noise: Noise) -> "Coefficients":
+    def _coefficients(self, trajectories: Trajectories, noise: Noise) -> Coefficients:
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         vocab = trajectories.logits.shape[-1]
         parts = [
@@ -85,7 +84,7 @@ class ARS:
 
     def _coefficients_of(
         self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
-    ) -> "Coefficients":
+    ) -> Coefficients:
         logits = trajectories.logits[rows, steps]
         vocab = logits.shape[1]
         pi = dirichlet(trajectories.keys[rows], steps, vocab, logits.dtype)
@@ -93,18 +92,7 @@ class ARS:
         table = pseudo_actions(logits, pi, references)
         weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
 
-        # For reference k only the departures from its default d count: w_k (r(a) − r(d)) at coordinate m.
-        w = weight[table.row, table.reference]
-        default = table.default[table.row, table.reference]
-        cell = torch.cat([table.row, table.row])
-        action = torch.cat([table.action, default])
-        coordinate = torch.cat([table.swap, table.swap])
-        value = torch.cat([w, -w])
-        # Rewards are measured from the main trajectory's, so its own action needs no coefficient.
-        other = action != trajectories.tokens[rows, steps][cell]
-        return Coefficients.collect(
-            rows[cell[other]], steps[cell[other]], action[other], coordinate[other], value[other], vocab
-        )
+        return Coefficients.of(table, weight, trajectories.tokens[rows, steps], rows, steps)
 
     def _references(
         self,
@@ -126,7 +114,7 @@ class ARS:
         return subsets(keys, steps, vocab, count)
 
     def _spend(
-        self, coefficients: "Coefficients", trajectories: Trajectories, noise: Noise
+        self, coefficients: Coefficients, trajectories: Trajectories, noise: Noise
     ) -> tuple[Int64[Tensor, " kept"], Float[Tensor, " kept"]]:
         """The branches to roll out, and 1/s for each of them."""
         sizes = coefficients.norm
@@ -150,66 +138,6 @@ class ARS:
             kept.append(pool[chosen])
             weights.append((1 / s[chosen]).to(sizes.dtype))
         return torch.cat(kept), torch.cat(weights)
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """C_a of every branch (row, step, action), up to a constant that the plan's centring removes, as a sparse list."""
-
-    row: Int64[Tensor, " branch"]
-    step: Int64[Tensor, " branch"]
-    action: Int64[Tensor, " branch"]
-    norm: Float[Tensor, " branch"]  # ‖C_a‖
-    branch: Int64[Tensor, " entry"]
-    coordinate: Int64[Tensor, " entry"]
-    value: Float[Tensor, " entry"]
-
-    @classmethod
-    def collect(
-        cls,
-        row: Int64[Tensor, " term"],
-        step: Int64[Tensor, " term"],
-        action: Int64[Tensor, " term"],
-        coordinate: Int64[Tensor, " term"],
-        value: Float[Tensor, " term"],
-        vocab: int,
-    ) -> "Coefficients":
-        """Add up the terms of each coordinate of each branch; leave out the branches where nothing is left of them."""
-        steps = int(step.max()) + 1 if len(step) else 1
-        branch_code = (row * steps + step) * vocab + action
-        entry_code, place = (branch_code * vocab + coordinate).unique(return_inverse=True)
-        total = value.new_zeros(len(entry_code)).index_add_(0, place, value)
-        # The codes ascend, so equal ones stand together.
-        branch_code, branch = torch.unique_consecutive(entry_code // vocab, return_inverse=True)
-        # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V, in double precision, as the two may nearly
-        # cancel; where they do so up to the rounding of S, nothing is left of the branch.
-        zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
-        squares = zeros.index_add(0, branch, total.double() ** 2)
-        centred = squares - zeros.index_add(0, branch, total.double()) ** 2 / vocab
-        some = centred > _ROUNDING * squares
-        used = some[branch]
-        return cls(
-            row=branch_code[some] // (steps * vocab),
-            step=branch_code[some] // vocab % steps,
-            action=branch_code[some] % vocab,
-            norm=centred[some].sqrt().to(total.dtype),
-            branch=(some.cumsum(0) - 1)[branch[used]],
-            coordinate=entry_code[used] % vocab,
-            value=total[used],
-        )
-
-    @classmethod
-    def join(cls, parts: "list[Coefficients]") -> "Coefficients":
-        offsets = torch.tensor([0, *(len(part.row) for part in parts)]).cumsum(0).tolist()
-        return cls(
-            row=torch.cat([p.row for p in parts]),
-            step=torch.cat([p.step for p in parts]),
-            action=torch.cat([p.action for p in parts]),
-            norm=torch.cat([p.norm for p in parts]),
-            branch=torch.cat([p.branch + offset for p, offset in zip(parts, offsets[:-1], strict=True)]),
-            coordinate=torch.cat([p.coordinate for p in parts]),
-            value=torch.cat([p.value for p in parts]),
-        )
 
 
 def _contrasts(

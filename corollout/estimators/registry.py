@@ -30,8 +30,14 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
     """The estimator of that name, such as ``arsm``, ``ars-20``, ``mc-2``, ``rloo-8``, ``rl_beam``.
 
     ``k`` is the number behind the name: references of ARS, samples of RLOO, completions of MC, size of the beam.
-    ``options`` are the fields of the estimator's class.
+    ``options`` are the fields of the estimator's class; in the name they stand behind a colon, as in
+    ``arsm:budget=2000,budget_per=example``.
     """
+    name, _, listed = name.partition(":")
+    for option, value in _listed(name, listed).items():
+        if option in options and options[option] != value:
+            raise InputError(f"{name} was given {option} = {value} and {option} = {options[option]}: leave one out")
+        options[option] = value
     plain = re.sub(r"[\s_]+", "-", name.strip().lower())
     plain = _ALIASES.get(plain, plain)
     number = re.fullmatch(r"(.+?)-?(\d+)", plain)
@@ -58,3 +64,15 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
     if unknown:
         raise InputError(f"{plain} has no option {unknown[0]!r}; it has {', '.join(known)}")
     return kind(**options)
+
+
+def _listed(name: str, text: str) -> dict[str, Any]:
+    """Options as a name has them: numbers, true and false, or words."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        option, equals, value = (word.strip() for word in part.partition("="))
+        if not (option and equals and value) or option in found:
+            raise InputError(f"options of {name} are written as in {name}:budget=2000,samples=2, not {text!r}")
+        words = {"true": True, "false": False}
+        found[option] = int(value) if value.isdecimal() else words.get(value.lower(), value)
+    return found

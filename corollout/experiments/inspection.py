@@ -1,4 +1,4 @@
-"""One gradient estimate for one task, taken apart: all that was sampled, what it earned, and what each reward did."""
+"""One gradient estimate for one example, taken apart: all that was sampled, what it earned, what each reward did."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,23 +8,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.estimators.plans import ContrastPlan, GroupPlan
 from corollout.estimators.score import Reinforce
 from corollout.experiments.jobs import open_run
+from corollout.experiments.subjects import Subject, check_number, subject_of
 from corollout.noise import Noise
 from corollout.rollouts import Engine
-from corollout.tasks.karel.dataset import KarelData
-from corollout.tasks.karel.grids import unpack
-from corollout.tasks.karel.metrics import SolvesTask
-from corollout.tasks.karel.task import KarelTask, Split
-from corollout.tasks.karel.world import World
+from corollout.tasks.task import Task
 from corollout.training import Estimate, estimate
 from corollout.training.runs import Run
 from corollout.types import Cost, full_precision
 
-ALONE = "The baseline of REINFORCE is the mean reward of the batch's other tasks: for one task alone there is none."
+ALONE = "The baseline of REINFORCE is the mean reward of the batch's other examples: for one alone there is none."
+
+Tone = Literal["good", "bad", "even"]
 
 
 @dataclass(frozen=True)
@@ -99,16 +97,15 @@ class MainSequence:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The estimate for a task, and the task itself."""
+    """The estimate for an example, and the example itself."""
 
     split: str
-    task: int  # its number in the split
+    number: int  # of the example, in the split
     id: int
     estimator: str
     reward: str  # which of the task's rewards
     seed: int
-    reference: list[int]
-    worlds: list[tuple[World, World]]  # the last pair is held out
+    subject: Subject
     mains: list[MainSequence]
     cost: Cost
     note: str = ""
@@ -141,6 +138,20 @@ class Inspection:
         """Of the whole gradient."""
         return sum(main.norm**2 for main in self.mains) ** 0.5
 
+    def tone(self, main: MainSequence, branch: Branch | None = None) -> Tone:
+        """Whether the reward of a main sequence, or of a branch of it, is a good one.
+
+        Right is good, and wrong is bad. A graded reward is good or bad beside others: that of a branch beside its main
+        sequence's, that of a sequence which is compared with others beside theirs.
+        """
+        if not self.subject.graded:
+            return "good" if (branch or main).reward > 0 else "bad"
+        if branch is not None:
+            gap = branch.reward - main.reward
+        else:
+            gap = (main.advantage or 0.0) if self.is_flat else 0.0
+        return "even" if abs(gap) < 1e-6 else "good" if gap > 0 else "bad"
+
 
 def inspect_run(
     directory: Path,
@@ -156,53 +167,37 @@ def inspect_run(
     name = estimator or own.get("estimator", "arsm")
     make_estimator(name)  # a wrong name is said before anything is loaded
     task, engine = open_run(directory, weights)
-    return inspect_task(task, engine, split, number, name, own.get("reward", "all"), seed)
+    return inspect_example(task, engine, split, number, name, own.get("reward"), seed)
 
 
-def inspect_task(
-    task: KarelTask, engine: Engine, split: str, number: int, estimator: str, reward: str = "all", seed: int = 0
+def inspect_example(
+    task: Task,
+    engine: Engine,
+    split: str,
+    number: int,
+    estimator: str,
+    reward: str | None = None,
+    seed: int = 0,
 ) -> Inspection:
-    """Take apart an estimate for one task of a split."""
-    tasks = task.split(split)
-    check_number(tasks, split, number)
+    """Take apart an estimate for one example of a split; the reward is the one named, or the task's usual one."""
+    examples = task.split(split)
+    check_number(task, examples, split, number)
     method = make_estimator(estimator)
-    solves = SolvesTask(tasks.data, reward)
-
-    def judge(sequences: list[list[int]]) -> list[float]:
-        return solves(sequences, [number] * len(sequences))
-
-    found = estimate(engine, tasks.columns.batch([number], task.device), judge, method, Noise(seed))
+    kind = task.rewards[0] if reward is None else reward
+    batch = examples.columns.batch([number], task.device)
+    found = estimate(engine, batch, task.reward(kind, examples), method, Noise(seed))
     return Inspection(
         split=split,
-        task=number,
-        id=int(tasks.columns.ids[number]),
+        number=number,
+        id=int(batch.examples[0]),
         estimator=estimator,
-        reward=reward,
+        reward=kind,
         seed=seed,
-        reference=reference_of(tasks.data, number),
-        worlds=worlds_of(tasks.data, number),
+        subject=subject_of(task, examples, number),
         mains=take_apart(found),
         cost=found.cost,
         note=ALONE if isinstance(method, Reinforce) and method.samples == 1 else "",
     )
-
-
-def check_number(tasks: Split, split: str, number: int) -> None:
-    """Refuse the number of a task that a split does not have."""
-    if not 0 <= number < len(tasks):
-        have = f"only the tasks 0 to {len(tasks) - 1}" if len(tasks) else "no tasks"
-        raise InputError(f"the split {split} has {have}, not {number}")
-
-
-def reference_of(data: KarelData, number: int) -> list[int]:
-    """The tokens of a task's reference program."""
-    return data.tokens[number, : data.lengths[number]].tolist()
-
-
-def worlds_of(data: KarelData, number: int) -> list[tuple[World, World]]:
-    """The worlds of a task before and after its program."""
-    before, after = data.inputs[number], data.outputs[number]
-    return [(unpack(before[e]), unpack(after[e])) for e in range(len(before.hero))]
 
 
 def take_apart(found: Estimate) -> list[MainSequence]:

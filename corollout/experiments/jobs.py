@@ -16,14 +16,13 @@ from corollout.config import from_table, to_table
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.rollouts import Engine
-from corollout.tasks.karel.metrics import Evaluation
-from corollout.tasks.karel.settings import ModelSettings
-from corollout.tasks.karel.task import KarelTask
+from corollout.tasks.registry import open_task
+from corollout.tasks.task import Evaluation, Task
 from corollout.training.checkpoints import read_weights, write_weights
 from corollout.training.fit import Schedule, fit
 from corollout.training.learner import load_policy
 from corollout.training.loop import Trainer
-from corollout.training.mle import TeacherForcing
+from corollout.training.mle import Decay, Sampling, TeacherForcing
 from corollout.training.runs import Run, refuse_a_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 
@@ -45,26 +44,25 @@ class Hooks:
 
 def new_pretraining(
     directory: Path,
+    task: str,
     data: Path,
-    model: ModelSettings,
+    model: Any,
     settings: PretrainSettings,
     machine: MachineSettings,
     scale: str = "small",
 ) -> None:
     """Make the directory of a pre-training; ``resume`` then does it."""
-    KarelTask(data, model).split("train")  # whoever names a wrong folder hears of it before anything is made
-    Run.create(
-        directory,
-        {
-            "task": KarelTask.name,
-            "kind": "pretrain",
-            "scale": scale,
-            "data": {"folder": str(data.resolve())},
-            "model": to_table(model),
-            "pretrain": to_table(settings),
-            "machine": to_table(machine),
-        },
-    ).close()
+    config = {
+        "task": task,
+        "kind": "pretrain",
+        "scale": scale,
+        "data": {"folder": str(data.resolve())},
+        "model": to_table(model),
+        "pretrain": to_table(settings),
+        "machine": to_table(machine),
+    }
+    open_task(config).split("train")  # whoever names a wrong folder hears of it before anything is made
+    Run.create(directory, config).close()
 
 
 def new_finetuning(
@@ -116,16 +114,18 @@ def _pretrain(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any
     engine = task.engine(settings.seed)
     learner = TeacherForcing(
         engine,
-        task.train.columns,
+        task.lessons,
         torch.optim.Adam(module(engine).parameters(), lr=settings.learning_rate),
         batch_size=settings.batch_size,
         clip=settings.clip,
+        decay=Decay(settings.decay, settings.decay_every),
+        sampling=Sampling(settings.sampling, settings.sampling_every),
         seed=settings.seed,
         device=machine.device,
         clock=settings.clock,
     )
     schedule = Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
-    return _fit(learner, run, schedule, lambda: task.evaluate(engine, task.val).numbers(), hooks)
+    return _fit(learner, run, schedule, task, lambda: task.evaluate(engine, task.val).numbers(), hooks)
 
 
 def _finetune(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any]:
@@ -150,37 +150,29 @@ def _finetune(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any
     looked_at = task.train.first(settings.train_tasks)
 
     def evaluate() -> dict[str, float]:
-        seen = task.evaluate(engine, looked_at).generalization.value
-        return {**task.evaluate(engine, task.val).numbers(), "train_generalization": seen}
+        seen = float(task.evaluate(engine, looked_at).scores.mean())
+        return {**task.evaluate(engine, task.val).numbers(), f"train_{task.measure.key}": seen}
 
     schedule = Schedule(settings.unit, settings.budget, settings.evaluate_every)
-    return _fit(learner, run, schedule, evaluate, hooks)
+    return _fit(learner, run, schedule, task, evaluate, hooks)
 
 
 def _fit(
-    learner: Any, run: Run, schedule: Schedule, evaluate: Callable[[], dict[str, float]], hooks: Hooks
+    learner: Any, run: Run, schedule: Schedule, task: Task, evaluate: Callable[[], dict[str, float]], hooks: Hooks
 ) -> dict[str, Any]:
     return fit(
         learner,
         run,
         schedule,
         evaluate,
-        KarelTask.score,
+        task.measure.key,
         on_update=hooks.on_update,
         on_evaluation=hooks.on_evaluation,
         warn=hooks.warn,
     )
 
 
-def open_task(config: dict[str, Any], warn: Callable[[str], None] = _ignore) -> KarelTask:
-    """The task of a run's settings."""
-    if config.get("task") != KarelTask.name:
-        raise InputError(f"no task is called {config.get('task')!r}")
-    model = from_table(ModelSettings, config["model"], "section model")
-    return KarelTask(Path(config["data"]["folder"]), model, config["machine"]["device"], warn=warn)
-
-
-def open_run(directory: Path, weights: str = "best") -> tuple[KarelTask, Engine]:
+def open_run(directory: Path, weights: str = "best") -> tuple[Task, Engine]:
     """A run's task, and an engine with its best weights, those of its newest checkpoint, or those of a file."""
     run = Run.open(directory)
     torch.set_num_threads(run.config["machine"]["threads"])
@@ -200,10 +192,10 @@ def open_run(directory: Path, weights: str = "best") -> tuple[KarelTask, Engine]
     return task, engine
 
 
-def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> Evaluation:
-    """What a run's weights achieve on a split."""
+def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> tuple[Task, Evaluation]:
+    """A run's task, and what its weights achieve on a split."""
     task, engine = open_run(directory, weights)
-    return task.evaluate(engine, task.split(split), beam)
+    return task, task.evaluate(engine, task.split(split), beam)
 
 
 def module(engine: Engine) -> nn.Module:

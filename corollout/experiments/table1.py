@@ -1,251 +1,66 @@
-"""The paper's first table: Karel by maximum likelihood, then fine-tuned from the same weights by every method.
+"""The paper's first table: Karel."""
 
-Each part is a run directory of its own and is done once: whatever stops the experiment, it goes on where it was. Runs
-are processes of one thread, some at a time; a second is a second of processor time, so that they do not disturb each
-other's budgets.
-"""
-
-import json
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from corollout.config import from_table, to_table
-from corollout.errors import CorolloutError, InputError, Interrupted
-from corollout.experiments import jobs
-from corollout.tasks.karel.settings import DataSettings, ModelSettings, scale
-from corollout.training.checkpoints import replace_file
-from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
-
-METHODS = {
-    "REINFORCE": "reinforce",
-    "SC": "sc",
-    "MC-0": "mc-0",
-    "MC-2": "mc-2",
-    "RL_beam": "rl-beam-64",
-    "RLOO": "rloo-8",
-    "ARSM": "arsm",
-}
-MLE = "MLE"
+from corollout.errors import InputError
+from corollout.experiments.probes import VARIANCE
+from corollout.experiments.table import Experiment
+from corollout.tasks.karel.dataset import SPLITS
+from corollout.tasks.karel.generator import generate
+from corollout.tasks.karel.settings import DataSettings
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is done, at which scale."""
-
-    scale: str
-    out: Path
-    data: DataSettings
-    model: ModelSettings
-    pretrain: PretrainSettings
-    finetune: FinetuneSettings
-    rates: tuple[float, ...]  # the learning rates that each method may choose from
-    seeds: tuple[int, ...]
-    methods: tuple[str, ...]
-    beam: int
-    probes: int  # gradient estimates for each method's variance at the start
-
-    @classmethod
-    def of_scale(cls, name: str, out: Path, seeds: tuple[int, ...] | None, methods: tuple[str, ...] | None) -> "Plan":
-        table = scale(name)
-        chosen = {"seeds": list(seeds) if seeds else table["table1"]["seeds"], "methods": list(methods or METHODS)}
-        return cls.from_table(name, out, {**table, "table1": {**table["table1"], **chosen}})
-
-    @classmethod
-    def from_table(cls, name: str, out: Path, table: Mapping[str, Any]) -> "Plan":
-        """The plan that :meth:`table` described."""
-        own = table["table1"]
-        for method in own["methods"]:
-            if method not in METHODS:
-                raise InputError(f"no method of the table is called {method!r}: there are {', '.join(METHODS)}")
-        return cls(
-            name,
-            out,
-            from_table(DataSettings, table["data"], f"scale {name}"),
-            from_table(ModelSettings, table["model"], f"scale {name}"),
-            from_table(PretrainSettings, table["pretrain"], f"scale {name}"),
-            from_table(FinetuneSettings, table["finetune"], f"scale {name}"),
-            tuple(own["rates"]),
-            tuple(own["seeds"]),
-            tuple(own["methods"]),
-            own["beam"],
-            own["probes"],
-        )
-
-    @property
-    def folder(self) -> Path:
-        return self.out / "data"
-
-    def mle(self, seed: int) -> Path:
-        return self.out / f"seed-{seed}" / "mle"
-
-    def run(self, seed: int, method: str, rate: float) -> Path:
-        return self.out / f"seed-{seed}" / f"{METHODS[method]}-{rate:g}"
-
-    def table(self) -> dict[str, Any]:
-        """The settings, for the record."""
-        parts = {part: to_table(getattr(self, part)) for part in ("data", "model", "pretrain", "finetune")}
-        own = {"rates": list(self.rates), "beam": self.beam, "probes": self.probes}
-        return {**parts, "table1": {**own, "seeds": list(self.seeds), "methods": list(self.methods)}}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A run to be done: where, and how its directory is made."""
-
-    name: str
-    directory: Path
-    create: Callable[[], None]
-    unit: str
-    total: float
-    after: Path | None = None  # the run that must be done before
-
-    @property
-    def done(self) -> bool:
-        return (self.directory / RESULT).exists()
-
-    @property
-    def ready(self) -> bool:
-        return self.after is None or (self.after / RESULT).exists()
-
-
-RESULT = "result.json"
-
-
-def pretrain_cells(plan: Plan, machine: MachineSettings) -> list[Cell]:
-    def cell(seed: int) -> Cell:
-        settings = replace(plan.pretrain, seed=seed)
-        directory = plan.mle(seed)
-
-        def create() -> None:
-            jobs.new_pretraining(directory, plan.folder, plan.model, settings, machine, plan.scale)
-
-        return Cell(f"MLE, seed {seed}", directory, create, "epochs", settings.epochs)
-
-    return [cell(seed) for seed in plan.seeds]
-
-
-def rate_cells(plan: Plan, machine: MachineSettings) -> list[Cell]:
-    """Every method with every learning rate, for the first seed."""
-    return [_finetune_cell(plan, plan.seeds[0], m, rate, machine) for m in plan.methods for rate in plan.rates]
-
-
-def seed_cells(plan: Plan, machine: MachineSettings) -> list[Cell]:
-    """Every method with the learning rate that suited it, for the other seeds."""
-    rates = chosen_rates(plan)
-    return [_finetune_cell(plan, seed, m, rates[m], machine) for seed in plan.seeds[1:] for m in plan.methods]
-
-
-def _finetune_cell(plan: Plan, seed: int, method: str, rate: float, machine: MachineSettings) -> Cell:
-    settings = replace(plan.finetune, seed=seed, learning_rate=rate, estimator=METHODS[method])
-    directory = plan.run(seed, method, rate)
-
-    def create() -> None:
-        jobs.new_finetuning(directory, plan.mle(seed), settings, machine)
-
-    name = f"{method}, seed {seed}, rate {rate:g}"
-    return Cell(name, directory, create, settings.unit, settings.budget, after=plan.mle(seed))
-
-
-def rate_scores(plan: Plan, method: str) -> dict[float, float | None]:
-    """A method's validation Generalization with each learning rate, for the first seed; None if it is not done."""
-    runs = {rate: plan.run(plan.seeds[0], method, rate) for rate in plan.rates}
-    return {
-        rate: result_of(run)["val"]["generalization"] if (run / RESULT).exists() else None for rate, run in runs.items()
-    }
-
-
-def chosen_rates(plan: Plan) -> dict[str, float]:
-    """For each method the learning rate whose best weights solve most validation tasks, with the first seed."""
-    scores = {method: rate_scores(plan, method) for method in plan.methods}
-    if missing := [method for method, own in scores.items() if None in own.values()]:
-        raise InputError(f"{plan.out}: {missing[0]} has not been done with every learning rate yet")
-    return {method: max(own, key=lambda rate: own[rate] or 0.0) for method, own in scores.items()}
-
-
-def result_of(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / RESULT).read_text("utf-8"))
-
-
-def work(directory: Path, beam: int) -> None:
-    """Do a run to its end, then evaluate its best weights."""
-    jobs.resume(directory)
-    if (directory / RESULT).exists():
-        return
-    result = {}
-    for split in ("val", "test"):
-        evaluation = jobs.evaluate_run(directory, split, beam if split == "test" else 0)
-        assert evaluation.solved is not None
-        solved = "".join("1" if hit else "0" for hit in evaluation.solved)
-        result[split] = {**evaluation.numbers(), "count": evaluation.generalization.count, "solved": solved}
-    replace_file(directory / RESULT, (json.dumps(result, indent=2) + "\n").encode())
-
-
-def run_cells(
-    cells: list[Cell], jobs_at_once: int, beam: int, on_progress: Callable[[Cell, float, dict[str, Any]], None]
+def make_data(
+    folder: Path, settings: DataSettings, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Do all cells, some at a time, each in a process of its own; ``on_progress`` hears how far each one is."""
-    # Asked to end by another process, we end as after Ctrl-C: with the runs, which are processes of their own, saved.
-    with suppress(ValueError):  # only the main thread may
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    waiting = [cell for cell in cells if not cell.done]
-    running: dict[subprocess.Popen[str], Cell] = {}
-    for cell in cells:
-        if cell.done:
-            on_progress(cell, cell.total, {})
-    try:
-        while waiting or running:
-            while len(running) < jobs_at_once and (ready := [cell for cell in waiting if cell.ready]):
-                cell = ready[0]
-                waiting.remove(cell)
-                if not (cell.directory / "config.toml").exists():
-                    cell.create()
-                running[_start(cell, beam)] = cell
-            time.sleep(0.5)
-            for process, cell in list(running.items()):
-                for progress, record in _newest(cell):
-                    on_progress(cell, progress, record)
-                if process.poll() is None:
-                    continue
-                del running[process]
-                if process.returncode:
-                    message = process.stderr.read().strip() if process.stderr else ""
-                    raise CorolloutError(f"{cell.name} failed in {cell.directory}: {message or process.returncode}")
-                on_progress(cell, cell.total, {})
-    except KeyboardInterrupt as error:
-        raise Interrupted("stopped; every run is saved, and the same command goes on from there") from error
-    finally:
-        for process in running:
-            process.send_signal(signal.SIGINT)  # it saves first
-        for process in running:
-            process.wait()
+    """Generate the splits into a folder, unless they are there. A folder that is not complete is made again.
 
-
-def _start(cell: Cell, beam: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "corollout.experiments.worker", str(cell.directory), str(beam)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def _newest(cell: Cell) -> Iterator[tuple[float, dict[str, Any]]]:
-    """How far a run is, by the last line that it wrote, with the last Generalization that is not far above it."""
-    path = cell.directory / "metrics.jsonl"
-    if not path.exists():
+    ``on_progress`` is told how many tasks of how many have been made, or written: each of them counts twice.
+    """
+    files = {split: folder / f"{split}.jsonl" for split in SPLITS}
+    if all(path.exists() for path in files.values()):
         return
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 65536))
-        lines = file.read().split(b"\n")[:-1]
-    evaluations = [line for line in lines if b'"evaluation"' in line]
     try:
-        looked = [json.loads(line)["generalization"] for line in evaluations[-1:]]
-        record = json.loads(lines[-1])
-    except (ValueError, LookupError):  # the first line of what was read may be cut
-        return
-    key = {"updates": "update", "epochs": "epoch"}.get(cell.unit, cell.unit)
-    if key in record:
-        yield float(record[key]), {**record, **({"generalization": looked[0]} if looked else {})}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in files.values():  # those that remain may be of other settings
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the data in {folder}: {error.strerror or error}") from error
+    done, total = 0, 2 * sum(getattr(settings, split) for split in SPLITS)
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, total)
+
+    data = generate(
+        {split: getattr(settings, split) for split in SPLITS},
+        seed=settings.data_seed,
+        shortest=settings.shortest,
+        longest=settings.longest,
+        largest=settings.largest,
+        on_progress=advance,
+    )
+    for split, tasks in data.items():
+        tasks.write(files[split], on_progress=advance)
+
+
+TABLE1 = Experiment(
+    "table1",
+    "karel",
+    "Karel",
+    {
+        "REINFORCE": "reinforce",
+        "SC": "sc",
+        "MC-0": "mc-0",
+        "MC-2": "mc-2",
+        "RL_beam": "rl-beam-64",
+        "RLOO": "rloo-8",
+        "ARSM": "arsm",
+    },
+    DataSettings,
+    lambda settings, place: place,
+    make_data,
+    (VARIANCE,),
+)

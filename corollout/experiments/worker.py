@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from corollout.errors import CorolloutError, Interrupted
-from corollout.experiments.table1 import work
+from corollout.experiments.table import work
 
 if __name__ == "__main__":
     try:

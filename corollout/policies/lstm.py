@@ -2,7 +2,8 @@
 
     o, i, f = σ(x_o + h W_o), …,   g = tanh(x_g + h W_g),   c ← f c + i g,   h ← o tanh(c)
 
-``x`` holds the input's share of the four gates, in the order o, i, f, g, biases included.
+``x`` holds the input's share of the four gates, in the order o, i, f, g, biases included. With five parts instead of
+four the cell is a maxout LSTM: the candidate is g = max(x_a + h W_a, x_b + h W_b), without a tanh.
 """
 
 from typing import Any
@@ -44,8 +45,8 @@ def _step(x: Tensor, weight: Tensor, h: Tensor, c: Tensor, out: tuple[Tensor, ..
     hidden = h.shape[1]
     gates = torch.addmm(x, h, weight, out=gates)
     gates[:, : 3 * hidden].sigmoid_()
-    gates[:, 3 * hidden :].tanh_()
-    o, i, f, g = gates.split(hidden, 1)
+    o, i, f, *parts = gates.split(hidden, 1)
+    g = torch.maximum(*parts) if len(parts) == 2 else parts[0].tanh_()
     new_c = torch.mul(i, g, out=new_c).addcmul_(f, c)
     squashed = torch.tanh(new_c, out=squashed)
     return gates, new_c, squashed, torch.mul(o, squashed, out=new_h)
@@ -71,12 +72,19 @@ class _LSTM(torch.autograd.Function):
         gates, squashed, cs, hs, weight = ctx.saved_tensors
         steps, rows, hidden = squashed.shape
         # What each step multiplies dh and dc with, for all steps at once.
-        o, i, f, g = gates.split(hidden, 2)
-        factors = torch.empty_like(gates).view(steps, rows, 4, hidden)
+        o, i, f, *parts = gates.split(hidden, 2)
+        factors = torch.empty_like(gates).view(steps, rows, 3 + len(parts), hidden)
         torch.mul(squashed, o * (1 - o), out=factors[:, :, 0])
+        if len(parts) == 2:
+            first = parts[0] >= parts[1]
+            g = torch.maximum(*parts)
+            torch.mul(i, first, out=factors[:, :, 3])
+            torch.mul(i, ~first, out=factors[:, :, 4])
+        else:
+            (g,) = parts
+            torch.mul(i, 1 - g * g, out=factors[:, :, 3])
         torch.mul(g, i * (1 - i), out=factors[:, :, 1])
         torch.mul(cs[:-1], f * (1 - f), out=factors[:, :, 2])
-        torch.mul(i, 1 - g * g, out=factors[:, :, 3])
         through = o * (1 - squashed * squashed)
         dx = torch.empty_like(factors)
         dh, dc = torch.zeros_like(hs[0]), torch.zeros_like(hs[0])

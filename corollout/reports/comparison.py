@@ -29,39 +29,47 @@ from corollout.reports.text import (
     signed_percent,
     without_empty_columns,
 )
+from corollout.tasks.task import Measure
 from corollout.training.runs import Run
 
 MLE = "MLE"
 INTERVAL = "95\u00a0% interval"
 _SPELLINGS = {"disarm": "DisARM", "rl-beam": "RL_beam"}
-RESULT_NOTE = (
-    "Generalization of the best weights, which are chosen on the validation tasks: the share of tasks for which the "
-    "greedy program is right on all examples, in per cent, ± the standard deviation over seeds; 95 % intervals by "
-    "Wilson for the tasks of all seeds together. Gain: difference to the weights that fine-tuning started from, on the "
-    "same tasks, which are averaged over seeds before the interval is taken over tasks."
-)
+
+
+def result_note(measure: Measure) -> str:
+    intervals = (
+        f"by Wilson for the {measure.examples} of all seeds together"
+        if measure.shares
+        else f"of a mean over {measure.examples}, which are averaged over seeds first"
+    )
+    return (
+        f"{measure.name} of the best weights, which are chosen on the validation data: {measure.meaning}, ± the "
+        f"standard deviation over seeds; 95 % intervals {intervals}. Gain: difference to the weights that fine-tuning "
+        f"started from, on the same {measure.examples}, averaged over seeds before the interval is taken over them."
+    )
 
 
 @dataclass(frozen=True)
 class Score:
-    """Generalization on one split over seeds."""
+    """The task's measure on one split over seeds."""
 
     values: list[float]
     mean: float
     spread: float | None  # standard deviation over seeds
-    interval: tuple[float, float] | None  # of the tasks of all seeds together
-    tasks: int | None
+    interval: tuple[float, float] | None  # of all seeds together
+    count: int | None  # of examples
     top: list[float]  # for k = 1, 2, … of a beam, mean over seeds
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> "Score":
+    def of(cls, outcomes: Sequence[Outcome], measure: Measure) -> "Score":
         values = [one.value for one in outcomes]
         depth = min(len(one.top) for one in outcomes)
         return cls(
             values,
             float(np.mean(values)),
             float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            pooled_interval(outcomes),
+            pooled_interval(outcomes, measure),
             outcomes[0].count,
             [float(np.mean([one.top[k] for one in outcomes])) for k in range(depth)],
         )
@@ -123,6 +131,7 @@ class Comparison:
     methods: list[Method]
     limits: dict[str, float]
     remarks: list[str]
+    measure: Measure
 
     @property
     def gain_split(self) -> str:
@@ -133,8 +142,10 @@ class Comparison:
     def tables(self) -> list[TextTable]:
         split = self.gain_split
         gain = {"val": "validation gain", "test": "test gain"}[split]
-        header = ["method", "validation %", INTERVAL, "test %", INTERVAL, gain, INTERVAL]
-        result = TextTable("Generalization", header, [m.result_cells(split) for m in self.methods], [RESULT_NOTE])
+        unit = self.measure.unit
+        header = ["method", f"validation{unit}", INTERVAL, f"test{unit}", INTERVAL, gain, INTERVAL]
+        cells = [m.result_cells(split) for m in self.methods]
+        result = TextTable(self.measure.name, header, cells, [result_note(self.measure)])
         header = [
             "method",
             "learning rate",
@@ -158,9 +169,9 @@ class Comparison:
         if not self.limits:
             return note
         return (
-            f"{note} At equal tokens, at equal seconds: the best validation Generalization in per cent up to "
-            f"{self.limits['tokens']:,.0f} tokens or {self.limits['seconds']:,.0f} seconds of training, which all "
-            f"fine-tunings have reached."
+            f"{note} At equal tokens, at equal seconds: the best {self.measure.name} on the validation data, times "
+            f"100, up to {self.limits['tokens']:,.0f} tokens or {self.limits['seconds']:,.0f} seconds of training, "
+            f"which all fine-tunings have reached."
         )
 
     def table(self) -> dict[str, Any]:
@@ -223,11 +234,11 @@ def _name(config: Mapping[str, Any]) -> str:
 
 def method_label(estimator: str) -> str:
     """An estimator's name as the literature writes it."""
-    plain = estimator.strip().lower().replace("_", "-")
-    for own, written in _SPELLINGS.items():
-        if plain.startswith(own):
-            return written + plain.removeprefix(own)
-    return plain.upper()
+    name, _, options = estimator.strip().partition(":")
+    plain = name.lower().replace("_", "-")
+    known = next((own for own in _SPELLINGS if plain.startswith(own)), None)
+    label = plain.upper() if known is None else _SPELLINGS[known] + plain.removeprefix(known)
+    return f"{label} ({options})" if options else label
 
 
 def _distinct(key: str, label: str, groups: Mapping[str, Group], settings: Mapping[str, dict[str, Any]]) -> str:
@@ -258,7 +269,7 @@ def compare(groups: Sequence[Group], parents: Mapping[Path, Path] | None = None)
     methods = [_sum_up(group.label, own, limits, parents or {}) for group, own in zip(groups, runs, strict=True)]
     if unfinished := [str(run.directory) for run in everything if not run.finished]:
         remarks.append(f"Not finished yet: {', '.join(unfinished)}.")
-    return Comparison(methods, limits, remarks)
+    return Comparison(methods, limits, remarks, everything[0].measure)
 
 
 def _check_tasks(runs: Sequence[RunOutcome]) -> list[str]:
@@ -275,7 +286,7 @@ def _check_tasks(runs: Sequence[RunOutcome]) -> list[str]:
             if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
                 raise InputError(
                     f"{first.directory} and {run.directory} cannot be compared: they were evaluated on {counts[0]} and "
-                    f"on {counts[1]} tasks ({split})"
+                    f"on {counts[1]} {run.measure.examples} ({split})"
                 )
     folders = sorted({str(run.config.get("data", {}).get("folder")) for run in runs})
     return [f"The runs have their data from different folders: {', '.join(folders)}."] if len(folders) > 1 else []
@@ -292,7 +303,7 @@ def _sum_up(label: str, runs: list[RunOutcome], limits: Mapping[str, float], par
     scores, gains = {}, {}
     for split in SPLITS:
         if all(split in run.splits for run in runs):
-            scores[split] = Score.of([run.splits[split] for run in runs])
+            scores[split] = Score.of([run.splits[split] for run in runs], runs[0].measure)
             pairs = [
                 (start[split], run.splits[split]) for start, run in zip(starts, runs, strict=True) if split in start
             ]

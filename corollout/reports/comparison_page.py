@@ -86,10 +86,11 @@ def _lead(comparison: Comparison) -> str:
     best = max(comparison.methods, key=lambda method: method.scores[split].mean)
     score = best.scores[split]
     interval = "" if score.interval is None else f" (95 % interval {percent_range(score.interval)})"
-    most = "the most, " if len(comparison.methods) > 1 else ""
-    tasks = "the" if score.tasks is None else f"{score.tasks:,}"
+    measure = comparison.measure
+    most = " has the highest" if len(comparison.methods) > 1 else " has a"
+    count = "the" if score.count is None else f"{score.count:,}"
     runs = sum(len(method.runs) for method in comparison.methods)
     return (
-        f"{runs} run{'' if runs == 1 else 's'}. Of {tasks} {'test' if split == 'test' else 'validation'} tasks "
-        f"{best.label} solves {most}{percent(score.mean)} %{interval}."
+        f"{runs} run{'' if runs == 1 else 's'}. On {count} {'test' if split == 'test' else 'validation'} "
+        f"{measure.examples} {best.label}{most} {measure.name}, {percent(score.mean)}{measure.unit}{interval}."
     )

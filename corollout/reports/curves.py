@@ -13,6 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from corollout.errors import InputError
 from corollout.reports.figures import COLOURS, MARKERS, STYLE
+from corollout.tasks.registry import kind_of
 from corollout.training.runs import Run
 
 Axis = Literal["seconds", "tokens", "updates"]
@@ -41,13 +42,19 @@ class Panel:
     scale: Literal["plain", "log", "percent"] = "plain"
 
 
-PANELS = (
+_UPDATE_PANELS = (
     Panel("gradient_variance", "update", "Gradient variance (log₁₀)", "log"),
     Panel("rollouts_per_step", "update", "Rollouts per step"),
-    Panel("train_generalization", "evaluation", "Training Generalization (%)", "percent"),
-    Panel("generalization", "evaluation", "Validation Generalization (%)", "percent"),
 )
-TEACHING_PANELS = (Panel("loss", "update", "Loss (nats a token)"), PANELS[-1])
+
+
+def _panels(task: str) -> tuple[list[Panel], list[Panel]]:
+    """The panels of fine-tuning, and those of maximum likelihood."""
+    measure = kind_of(task).measure
+    unit = f" ({measure.unit.strip()})" if measure.unit else ""
+    train = Panel(f"train_{measure.key}", "evaluation", f"Training {measure.name}{unit}", "percent")
+    val = Panel(measure.key, "evaluation", f"Validation {measure.name}{unit}", "percent")
+    return [*_UPDATE_PANELS, train, val], [Panel("loss", "update", "Loss (nats a token)"), val]
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class Curves:
     label: str
     bands: dict[str, Band]
     start: dict[str, float]
+    task: str
 
     def table(self) -> dict[str, Any]:
         """The curves for a JSON file, in five digits."""
@@ -75,18 +83,22 @@ class Curves:
             return [float(f"{value:.5g}") for value in values]
 
         bands = {key: {name: short(v) for name, v in asdict(band).items()} for key, band in self.bands.items()}
-        return {"label": self.label, "bands": bands, "start": self.start}
+        return {"label": self.label, "bands": bands, "start": self.start, "task": self.task}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Curves":
-        return cls(table["label"], {key: Band(**band) for key, band in table["bands"].items()}, dict(table["start"]))
+        bands = {key: Band(**band) for key, band in table["bands"].items()}
+        return cls(table["label"], bands, dict(table["start"]), table["task"])
 
 
 def read_curves(group: Group, x: Axis) -> Curves:
     """A method's curves against seconds, tokens or updates, from its run directories."""
-    records = [Run.open(directory).records() for directory in group.runs]
+    runs = [Run.open(directory) for directory in group.runs]
+    records = [run.records() for run in runs]
+    task = runs[0].config["task"]
+    tuning, teaching = _panels(task)
     bands, start = {}, {}
-    for panel in dict.fromkeys((*PANELS, *TEACHING_PANELS)):
+    for panel in dict.fromkeys((*tuning, *teaching)):
         series = [_series(run, panel, x) for run in records]
         if series and all(len(places) for places, _ in series):
             bands[panel.key] = _update_band(series, panel) if panel.kind == "update" else _evaluation_band(series)
@@ -97,7 +109,7 @@ def read_curves(group: Group, x: Axis) -> Curves:
         raise InputError(
             f"the runs of {group.label} have nothing to draw: {', '.join(map(str, group.runs)) or 'there are none'}"
         )
-    return Curves(group.label, bands, start)
+    return Curves(group.label, bands, start, task)
 
 
 def _is_start(record: Mapping[str, Any]) -> bool:
@@ -159,7 +171,7 @@ def moving_average(places: np.ndarray, values: np.ndarray, grid: np.ndarray, wid
 
 
 def training_figure(groups: Sequence[Group], x: Axis = "seconds") -> Figure:
-    """The paper's first figure: variance, rollouts, training and validation Generalization while methods train."""
+    """The paper's first figure: variance, rollouts, and the scores on training and validation data."""
     return draw_curves([read_curves(group, x) for group in groups], x)
 
 
@@ -196,10 +208,11 @@ def draw_panels(curves: Sequence[Curves], x: Axis) -> list[Figure]:
 
 def panels_of(curves: Sequence[Curves]) -> list[Panel]:
     """The paper's panels; for maximum likelihood alone its loss and its validation."""
-    found = [panel for panel in PANELS if any(panel.key in one.bands for one in curves)]
+    tuning, teaching = _panels(curves[0].task)
+    found = [panel for panel in tuning if any(panel.key in one.bands for one in curves)]
     if any(panel.kind == "update" for panel in found):
         return found
-    return [panel for panel in TEACHING_PANELS if any(panel.key in one.bands for one in curves)]
+    return [panel for panel in teaching if any(panel.key in one.bands for one in curves)]
 
 
 def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, below: bool) -> None:

@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.tasks.karel.metrics import Share
+from corollout.tasks.registry import kind_of
+from corollout.tasks.task import Measure, Share, Z, mean_interval
 from corollout.training.runs import Run
 
 SPLITS = ("val", "test")
-_Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Generalization on one split: the share, and as far as they are known its tasks and which of them are solved."""
+    """The task's measure on one split, and as far as they are known its examples and what each of them got."""
 
     value: float
     count: int | None = None
-    solved: np.ndarray | None = None  # bool[task]
+    scores: np.ndarray | None = None  # of each example
     top: tuple[float, ...] = ()  # for k = 1, 2, … of a beam
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run: its settings, what it recorded, and its best weights' Generalization on each split."""
+    """A run: its settings, what it recorded, and how its best weights do on each split."""
 
     directory: Path
     config: dict[str, Any]
@@ -42,6 +42,10 @@ class RunOutcome:
     @property
     def kind(self) -> str:
         return self.config["kind"]
+
+    @property
+    def measure(self) -> Measure:
+        return kind_of(self.config.get("task")).measure
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,11 +62,11 @@ class RunOutcome:
         return self.mean(key, slice(-size, None) if last else slice(size))
 
     def best_until(self, axis: str, limit: float | int) -> float | None:
-        """The best validation Generalization up to a limit, at which it is interpolated."""
+        """The best score on the validation data up to a limit, at which it is interpolated."""
         if not self.evaluations:
             return None
         places = [r[axis] for r in self.evaluations]
-        values = [r["generalization"] for r in self.evaluations]
+        values = [r[self.measure.key] for r in self.evaluations]
         before = [value for place, value in zip(places, values, strict=True) if place <= limit]
         return max([*before, float(np.interp(limit, places, values))])
 
@@ -73,13 +77,14 @@ def read_run(directory: Path) -> RunOutcome:
     kind = run.config.get("kind")
     if kind not in ("pretrain", "finetune") or kind not in run.config:
         raise InputError(f"{directory} is no training: its config.toml has the kind {kind!r}")
-    evaluations = [r for r in run.records("evaluation") if r.get("generalization") is not None]
+    measure = kind_of(run.config.get("task")).measure
+    evaluations = [r for r in run.records("evaluation") if r.get(measure.key) is not None]
     updates = run.records("update")
-    splits = _read_splits(directory)
+    splits = _read_splits(directory, measure)
     if "val" not in splits:
         if not evaluations:
             raise InputError(f"{directory} has no evaluation yet: let the run go on, or leave it out")
-        splits["val"] = _of_record(max(evaluations, key=lambda r: r["generalization"]))
+        splits["val"] = _of_record(max(evaluations, key=lambda r: r[measure.key]), measure)
     finished = run.finished
     return RunOutcome(
         directory, run.config, updates, evaluations, splits, finished or _totals(evaluations, updates), bool(finished)
@@ -91,7 +96,7 @@ def _totals(evaluations: Sequence[Mapping[str, Any]], updates: Sequence[Mapping[
     return {"updates": last["update"], "tokens": last["tokens"], "seconds": last["seconds"]}
 
 
-def _read_splits(directory: Path) -> dict[str, Outcome]:
+def _read_splits(directory: Path, measure: Measure) -> dict[str, Outcome]:
     """From ``result.json``, else from what ``corollout evaluate`` left."""
     found = {}
     result = _read_json(directory / "result.json")
@@ -100,18 +105,24 @@ def _read_splits(directory: Path) -> dict[str, Outcome]:
         numbers = result.get(split) or _read_json(path)
         if not numbers:
             continue
-        solved = numbers.get("solved")
         try:
             found[split] = Outcome(
-                float(numbers["generalization"]),
-                numbers.get("count", numbers.get("tasks")),
-                None if solved is None else np.array([letter == "1" for letter in solved]),
+                float(numbers[measure.key]),
+                numbers.get("count"),
+                _scores(numbers),
                 tuple(numbers[f"top_{k}"] for k in range(1, 1 + sum(key.startswith("top_") for key in numbers))),
             )
         except (KeyError, TypeError, ValueError) as error:
             where = directory / "result.json" if result.get(split) else path
             raise InputError(f"{where} is no result of an evaluation: {type(error).__name__} {error}") from error
     return found
+
+
+def _scores(numbers: Mapping[str, Any]) -> np.ndarray | None:
+    """What each example got: a list of numbers, or a letter 0 or 1 for each."""
+    if "solved" in numbers:
+        return np.array([float(letter) for letter in numbers["solved"]])
+    return np.array(numbers["scores"], dtype=float) if "scores" in numbers else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -123,61 +134,63 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error}") from error
 
 
-def _of_record(record: Mapping[str, Any]) -> Outcome:
-    """An evaluation record has the share and Wilson's interval; the number of tasks follows from the interval's width.
+def _of_record(record: Mapping[str, Any], measure: Measure) -> Outcome:
+    """An evaluation record has a share and Wilson's interval; the number of examples follows from the interval's width.
 
     With a = z²/n the squared width is (4 a p (1 − p) + a²) / (1 + a)², a quadratic equation for a.
     """
-    value, low, high = (record.get(f"generalization{end}") for end in ("", "_low", "_high"))
+    value, low, high = (record.get(f"{measure.key}{end}") for end in ("", "_low", "_high"))
     assert value is not None
-    if low is None or high is None or not low < high < 1 + 1e-9:
+    if not measure.shares or low is None or high is None or not low < high < 1 + 1e-9:
         return Outcome(value)
     square = (high - low) ** 2
     # a² (1 − w²) + a (4 p (1 − p) − 2 w²) − w² = 0
     quadratic, linear = 1 - square, 4 * value * (1 - value) - 2 * square
     a = (-linear + math.sqrt(linear**2 + 4 * quadratic * square)) / (2 * quadratic)
-    return Outcome(value, round(_Z**2 / a))
+    return Outcome(value, round(Z**2 / a))
 
 
 def starting_point(run: RunOutcome, parent: Path | None = None) -> dict[str, Outcome]:
     """What a fine-tuning started from, on each split: the evaluations of its parent, or its own before any update."""
     recorded = run.config.get("start", {}).get("run")
     folder = parent or (None if recorded is None else Path(recorded))
-    found = {} if folder is None else _read_splits(folder)
+    found = {} if folder is None else _read_splits(folder, run.measure)
     if "val" not in found and run.evaluations and run.evaluations[0]["update"] == 0:
-        found["val"] = _of_record(run.evaluations[0])
+        found["val"] = _of_record(run.evaluations[0], run.measure)
     return found
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference of Generalization, over tasks and seeds, with its 95 % interval."""
+    """A mean difference of scores, over examples and seeds, with its 95 % interval."""
 
     value: float
     interval: tuple[float, float] | None
 
 
 def paired_difference(pairs: Sequence[tuple[Outcome, Outcome]]) -> Difference:
-    """How much more is solved after than before, for (before, after) of each seed.
+    """How much better scores are after than before, for (before, after) of each seed.
 
-    A task's differences are averaged over seeds first, and the interval is that of a mean over tasks (normal
-    approximation): so seeds, which share their tasks, do not count as independent tasks.
+    An example's differences are averaged over seeds first, and the interval is that of a mean over examples (normal
+    approximation): so seeds, which share their examples, do not count as independent ones.
     """
     value = float(np.mean([after.value - before.value for before, after in pairs]))
     rows = [
-        after.solved.astype(float) - before.solved
+        after.scores - before.scores
         for before, after in pairs
-        if before.solved is not None and after.solved is not None and before.solved.shape == after.solved.shape
+        if before.scores is not None and after.scores is not None and before.scores.shape == after.scores.shape
     ]
     if len(rows) < len(pairs) or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         return Difference(value, None)
-    by_task = np.mean(rows, axis=0)
-    half = _Z * float(by_task.std(ddof=1)) / math.sqrt(len(by_task))
-    return Difference(value, (value - half, value + half))
+    return Difference(value, mean_interval(np.mean(rows, axis=0)))
 
 
-def pooled_interval(outcomes: Sequence[Outcome]) -> tuple[float, float] | None:
-    """Wilson's interval for the hits of all seeds together."""
+def pooled_interval(outcomes: Sequence[Outcome], measure: Measure) -> tuple[float, float] | None:
+    """For shares, Wilson's interval for the hits of all seeds together; else that of a mean over examples."""
+    if not measure.shares:
+        scores = [one.scores for one in outcomes if one.scores is not None]
+        same = len(scores) == len(outcomes) and len({len(row) for row in scores}) == 1
+        return mean_interval(np.mean(scores, axis=0)) if same else None
     counts = [one.count for one in outcomes if one.count]
     if not outcomes or len(counts) < len(outcomes):
         return None

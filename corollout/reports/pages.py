@@ -34,6 +34,8 @@ section > h2 { margin: 0 0 .7rem; padding-bottom: .3rem; border-bottom: 1px soli
 .legend svg, .panels svg { min-width: 0; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
 .panels svg { display: block; width: 100%; height: auto; }
+.panels.single { max-width: 40rem; }
+.panels + .wide { margin-top: 1.2rem; }
 @media (max-width: 45rem) {
   body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
@@ -54,18 +56,27 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
 
 def table_part(table: TextTable) -> str:
     """A table with its notes."""
-    return html.table(table.header, table.rows) + "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    return html.table(table.header, table.rows) + "".join(map(note, table.notes))
 
 
 def curves_part(curves: Sequence[Curves], x: Axis) -> str:
     """A legend and the panels of training curves, side by side where there is room."""
-    drawn = [figures.svg(figure, f"{x}{number}-") for number, figure in enumerate(draw_panels(curves, x))]
     start = any(one.start for one in curves)
     entries = [_legend_entry(number, one.label) for number, one in enumerate(curves)]
     if start:
         line = '<line x1="0" x2="30" y1="7" y2="7" stroke="#666666" stroke-width="1.6" stroke-dasharray="2 3"/>'
         entries.append(_entry(line, "MLE start"))
-    return f'<ul class="legend">{"".join(entries)}</ul><div class="panels">{"".join(drawn)}</div>'
+    return f'<ul class="legend">{"".join(entries)}</ul>{figures_part(draw_panels(curves, x), x)}'
+
+
+def figures_part(drawn: Sequence[Figure], prefix: str) -> str:
+    """Figures side by side where there is room, one alone in moderate width; ``prefix`` keeps their ids apart."""
+    parts = [figures.svg(figure, f"{prefix}{number}-") for number, figure in enumerate(drawn)]
+    return f'<div class="panels{" single" if len(parts) == 1 else ""}">{"".join(parts)}</div>'
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
 
 
 def _legend_entry(number: int, label: str) -> str:
@@ -123,13 +134,14 @@ def flat_settings(config: Mapping[str, Any], leave_out: Set[str] = OF_A_SEED) ->
 
 
 def write_figures(folder: Path, curves: Sequence[Curves], x: Axis, name: str = "figure") -> None:
-    """The figure for print and for the web."""
-    figure = draw_curves(curves, x)
+    """The figure of training curves."""
+    save_figure(folder, name, draw_curves(curves, x))
+
+
+def save_figure(folder: Path, name: str, figure: Figure) -> None:
+    """A figure for print and for the web."""
     save(folder / f"{name}.svg", figures.svg(figure) + "\n")
-    _save_png(folder / f"{name}.png", figure)
-
-
-def _save_png(path: Path, figure: Figure) -> None:
+    path = folder / f"{name}.png"
     try:
         figure.savefig(path, dpi=200)
     except OSError as error:

@@ -24,8 +24,12 @@ class TextTable:
         return "\n".join(lines) + "\n"
 
 
+# What keeps words together on a page: spaces and hyphens at which no line is broken.
+_PLAIN = str.maketrans("\u00a0\u2011", " -")
+
+
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").replace("\u00a0", " ") for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", r"\|").translate(_PLAIN) for cell in cells) + " |"
 
 
 def without_empty_columns(table: TextTable) -> TextTable:
@@ -61,6 +65,11 @@ def number(value: float | int | None) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def reward_text(reward: float) -> str:
+    """A reward: a whole number as such, any other in three decimals."""
+    return f"{reward:.0f}" if reward.is_integer() else f"{reward:.3f}"
 
 
 def _signed(value: float, digits: int) -> str:

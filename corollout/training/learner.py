@@ -17,7 +17,7 @@ Clock = Literal["wall", "cpu"]
 Record = TypeVar("Record")
 
 # What the seed's noise is used for.
-ORDER, ROLLOUTS = 0, 1
+ORDER, ROLLOUTS, LESSONS = range(3)
 
 
 class Learner(Generic[Record]):

@@ -27,6 +27,7 @@ class Metrics:
     gradient_norm: float  # before clipping
     gradient_variance: float  # exponential average, see RunningVariance
     rollouts_per_step: float  # branches, greedy baselines included, for each token of the main trajectories
+    rollouts_by_step: list[float]  # the same for each step: mean over the main trajectories that have one
     mean_length: float
     tokens: int  # generated so far
     reward_calls: int  # so far
@@ -86,6 +87,7 @@ class Trainer(Learner[Metrics]):
             gradient_norm=norm,
             gradient_variance=variance,
             rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
+            rollouts_by_step=rollouts_by_step(sample),
             mean_length=float(sample.trajectories.lengths.double().mean()),
             tokens=self.cost.tokens,
             reward_calls=self.cost.reward_calls,
@@ -104,3 +106,12 @@ class Trainer(Learner[Metrics]):
             moment if moment is None else moment.to(self.device, copy=True)
             for moment in (state.tensors.get("mean"), state.tensors.get("square"))
         )
+
+
+def rollouts_by_step(sample: Estimate) -> list[float]:
+    """Branches that depart at each step, for each main trajectory that has it."""
+    lengths = sample.trajectories.lengths
+    steps = int(lengths.max()) if len(lengths) else 0
+    there = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
+    departing = torch.bincount(sample.plan.branches.step, minlength=steps)
+    return [round(share, 4) for share in (departing[:steps] / there).tolist()]

@@ -2,14 +2,45 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
+from corollout.noise import FREE, MAIN, race, uniform
+from corollout.policies import detach, evaluation_mode
 from corollout.rollouts import Engine
-from corollout.training.learner import Clock, Learner
+from corollout.training.learner import LESSONS, Clock, Learner
+
+_COIN = FREE  # the noise that says whose token is fed
+_INCREASE = 0.05
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The learning rate is multiplied by a factor every so many epochs."""
+
+    factor: float = 1.0
+    every: int = 1
+
+    def at(self, epoch: int) -> float:
+        return self.factor ** (epoch // self.every)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Scheduled sampling (Bengio et al. 2015): a token that is fed is the model's own draw with some probability.
+
+    The probability is 0 at first, grows by 0.05 every so many epochs, and is never more than ``most``.
+    """
+
+    most: float = 0.0
+    every: int = 5
+
+    def at(self, epoch: int) -> float:
+        return min(self.most, _INCREASE * (epoch // self.every))
 
 
 @dataclass(frozen=True)
@@ -36,6 +67,8 @@ class TeacherForcing(Learner[TeachingMetrics]):
         target: str = "target",
         batch_size: int = 64,
         clip: float | None = 1.0,
+        decay: Decay | None = None,
+        sampling: Sampling | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         clock: Clock = "wall",
@@ -43,18 +76,42 @@ class TeacherForcing(Learner[TeachingMetrics]):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, clip=clip, seed=seed, device=device, clock=clock
         )
+        self.decay, self.sampling = decay or Decay(), sampling or Sampling()
+        self._rates = [group["lr"] for group in optimizer.param_groups]
         if target not in data.columns:
             raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
         self.target = target
 
     def learn(self, batch: Batch) -> tuple[float, int, int]:
         policy = self.engine.policy
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self.decay.at(self.epochs)
         inputs, wanted = _teacher(self.engine, batch.columns[self.target], self.device)
         self.policy.train()
-        logits = policy.score(policy.encode(batch.context), inputs)
+        memory = policy.encode(batch.context)
+        if (probability := self.sampling.at(self.epochs)) > 0:
+            inputs = self._mixed(detach(memory), inputs, batch.examples, probability)
+        logits = policy.score(memory, inputs)
         loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1)
         loss.backward()
         return loss.item(), self.epochs, int((wanted >= 0).sum())
+
+    @torch.no_grad()
+    def _mixed(self, memory: Any, inputs: torch.Tensor, examples: torch.Tensor, probability: float) -> torch.Tensor:
+        """The inputs, some of them replaced by what the policy draws after the ones before, without dropout."""
+        noise = self.noise.fold(LESSONS, self.epochs)
+        steps = torch.arange(inputs.shape[1] - 1, device=inputs.device)
+        coins = uniform(noise.keys(examples, _COIN), torch.zeros_like(examples), len(steps)) < probability
+        keys = noise.keys(examples, MAIN)
+        inputs = inputs.clone()
+        with evaluation_mode(self.engine.policy):
+            state = self.engine.policy.start(memory)
+            for t in steps.tolist():
+                logits, state = self.engine.policy.step(state, inputs[:, t])
+                own = coins[:, t].nonzero().squeeze(1)
+                if len(own):
+                    inputs[own, t + 1] = race(logits[own], keys[own], torch.full_like(own, t))
+        return inputs
 
     def record(self, outcome: tuple[float, int, int], norm: float) -> TeachingMetrics:
         loss, epoch, tokens = outcome

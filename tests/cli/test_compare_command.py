@@ -96,7 +96,7 @@ def test_a_result_without_any_record(corollout, tmp_path: Path):
         (["arsm-0", "arsm-0"], "was named twice"),
         (["arsm-0", "--by", "hours"], "--by must be one of seconds, tokens, updates"),
         (["arsm-0", "sc-0", "--labels", "a"], "2 runs and 1 labels"),
-        (["arsm-0", "other"], "their tasks are 'karel' and 'sorting'"),
+        (["arsm-0", "other"], "their tasks are 'karel' and 'captions'"),
         (["arsm-0", "silent"], "silent has no evaluation yet"),
         (["arsm-0", "--out", "full"], "full is not empty"),
         (["arsm-0", "--out", "demo"], "demo is not empty"),
@@ -106,7 +106,7 @@ def test_a_result_without_any_record(corollout, tmp_path: Path):
 )
 def test_bad_input_is_a_sentence(corollout, tmp_path: Path, arguments: list[str], said: str):
     some_runs(tmp_path)
-    make_run(tmp_path / "other", "sc", task="sorting")
+    make_run(tmp_path / "other", "sc", task="captions")
     make_run(tmp_path / "silent", "sc", evaluations=0, result=False)
     for name, text in (("full/mine.txt", "mine"), ("demo/results.json", '{"methods": []}'), ("file", "here first")):
         (tmp_path / name).parent.mkdir(exist_ok=True)

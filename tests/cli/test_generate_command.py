@@ -7,13 +7,15 @@ import pytest
 from small_karel import small_run, verdict
 from typer.testing import CliRunner, Result
 
-from corollout.cli.generate import attempt_all
+from corollout.cli.generate_karel import attempt_all
 from corollout.cli.main import cli
 from corollout.errors import InputError
 from corollout.experiments import jobs
-from corollout.experiments.inspection import reference_of, worlds_of
+from corollout.experiments.subjects import KarelSubject
+from corollout.tasks.decoding import Decoded
 from corollout.tasks.karel.language import decode, encode, parse, pretty, tokenize
 from corollout.tasks.karel.task import Split
+from corollout.tasks.karel.world import World
 
 CRASH = "DEF run m( REPEAT R=19 r( move r) m)"
 LONG = "DEF run m( REPEAT R=19 r( REPEAT R=19 r( turnLeft r) r) m)"
@@ -31,6 +33,18 @@ def val(directory: Path) -> Split:
     return jobs.open_run(directory)[0].val
 
 
+def reference_of(tasks: Split, number: int) -> list[int]:
+    return KarelSubject.of(tasks, number).reference
+
+
+def worlds_of(tasks: Split, number: int) -> list[tuple[World, World]]:
+    return KarelSubject.of(tasks, number).worlds
+
+
+def decoded(programs: list[list[int]]) -> list[Decoded]:
+    return [Decoded(tokens, -1.0) for tokens in programs]
+
+
 def run(directory: Path, *arguments: object) -> Result:
     return CliRunner(env={"COLUMNS": "160"}).invoke(cli, ["generate", str(directory), *map(str, arguments)])
 
@@ -44,11 +58,11 @@ def test_json_has_a_line_for_each_program_with_true_verdicts(directory: Path, va
     found = lines(run(directory, "--sample", 4, "--weights", "last", "--json"))
     assert [(line["task"], line["rank"]) for line in found] == [(task, rank) for task in range(3) for rank in range(4)]
     for line in found:
-        worlds = worlds_of(val.data, line["task"])
+        worlds = worlds_of(val, line["task"])
         assert line["id"] == int(val.data.ids[line["task"]])
         assert line["verdicts"] == [verdict(line["tokens"], *pair) for pair in worlds]
         assert line["solves"] == (set(line["verdicts"]) == {"right"})
-        assert line["exact"] == (encode(line["tokens"]) == reference_of(val.data, line["task"]))
+        assert line["exact"] == (encode(line["tokens"]) == reference_of(val, line["task"]))
 
 
 def test_samples_depend_on_the_seed_and_on_nothing_else(directory: Path):
@@ -72,12 +86,12 @@ def test_a_beam_and_greedy_decoding(directory: Path):
 
 
 def test_what_is_shown_of_each_kind_of_program(directory: Path, val: Split, monkeypatch: pytest.MonkeyPatch):
-    reference = reference_of(val.data, 0)
+    reference = reference_of(val, 0)
     same = [*reference[:-1], *encode(["turnLeft", "turnRight"]), reference[-1]]
     texts = (CRASH, LONG, NO_PROGRAM, WRONG)
     programs = [reference, same, *(encode(tokenize(text)) for text in texts), []]
-    monkeypatch.setattr("corollout.cli.generate.decode", lambda *_, **__: [programs])
-    worlds = worlds_of(val.data, 0)
+    monkeypatch.setattr("corollout.cli.generate.decode_scored", lambda *_, **__: [decoded(programs)])
+    worlds = worlds_of(val, 0)
 
     found = lines(run(directory, "--task", 0, "--json"))
     assert [line["verdicts"] for line in found] == [[verdict(tokens, *p) for p in worlds] for tokens in programs]
@@ -102,7 +116,7 @@ def test_what_is_shown_of_each_kind_of_program(directory: Path, val: Split, monk
     assert "token 4 (the end): expected a statement" in text
     assert f"reference: {' '.join(decode(reference))}" in text
     # Each example before and after; and where crash, time-out or wrong ends differ, the wanted and the reached world.
-    attempts = attempt_all(val, 0, programs)
+    attempts = attempt_all(val, 0, decoded(programs))
     differing = sum(
         (reached.hero, reached.markers) != (wanted.hero, wanted.markers)
         for attempt in attempts
@@ -116,7 +130,7 @@ def test_what_is_shown_of_each_kind_of_program(directory: Path, val: Split, monk
 
 def test_drawings_are_those_of_the_worlds(directory: Path, val: Split):
     text = run(directory, "--task", 0).stdout
-    for pair in worlds_of(val.data, 0):
+    for pair in worlds_of(val, 0):
         for world in pair:
             for line in world.draw().splitlines():
                 assert line in text
@@ -125,7 +139,8 @@ def test_drawings_are_those_of_the_worlds(directory: Path, val: Split):
 
 
 def test_the_reference_is_not_repeated(directory: Path, val: Split, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("corollout.cli.generate.decode", lambda *_, **__: [[reference_of(val.data, 1)]])
+    found = decoded([reference_of(val, 1)])
+    monkeypatch.setattr("corollout.cli.generate.decode_scored", lambda *_, **__: [found])
     text = run(directory, "--task", 1).stdout
     assert "and is the reference program" in text
     assert "reference:" not in text
@@ -137,9 +152,10 @@ def test_the_reference_is_not_repeated(directory: Path, val: Split, monkeypatch:
     [
         (["--task", "3"], "the split val has only the tasks 0 to 2, not 3"),
         (["--task", "-1"], "not -1"),
-        (["--task", "1,x"], "--task takes whole numbers, as in 4 or 4,7, not '1,x'"),
+        (["--task", "1,x"], "--number takes whole numbers, as in 4 or 4,7, not '1,x'"),
         (["--split", "exam"], "no split is called 'exam'"),
         (["--beam", "2", "--sample", "2"], "choose one"),
+        (["--image", "a.png"], "--image is for models that write captions: this one was trained for karel"),
         (["--weights", "nowhere.safetensors"], "cannot read the weights nowhere.safetensors"),
     ],
 )

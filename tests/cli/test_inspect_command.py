@@ -1,10 +1,10 @@
 """``corollout inspect`` as a person meets it."""
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pages import Page
 from small_karel import small_run
 from typer.testing import CliRunner, Result
 
@@ -12,9 +12,8 @@ from corollout.cli.inspect import record
 from corollout.cli.main import cli
 from corollout.errors import InputError
 from corollout.experiments.inspection import ALONE, Inspection, inspect_run
+from corollout.experiments.subjects import KarelSubject
 from corollout.tasks.karel.language import decode
-
-VOID = {"meta", "br", "rect", "path", "circle"}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +37,13 @@ def run(directory: Path, *arguments: object) -> Result:
 
 
 def options(found: Inspection, estimator: str = "arsm") -> list[object]:
-    place = ["--split", "train", "--task", found.task, "--seed", found.seed]
+    place = ["--split", "train", "--task", found.number, "--seed", found.seed]
     return [*place, "--weights", "last", "--estimator", estimator]
+
+
+def subject(found: Inspection) -> KarelSubject:
+    assert isinstance(found.subject, KarelSubject)
+    return found.subject
 
 
 def squeezed(text: str) -> str:
@@ -51,7 +55,7 @@ def test_json_is_the_whole_inspection(directory: Path, moved: Inspection):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found == json.loads(json.dumps(record(moved)))
-    assert found["reference"] == decode(moved.reference)
+    assert found["reference"] == decode(subject(moved).reference)
     (main,) = found["mains"]
     branches = [branch for step in main["steps"] for branch in step["branches"]]
     assert len(branches) == found["totals"]["rollouts"] == moved.cost.rollouts
@@ -90,7 +94,7 @@ def test_every_estimator_is_shown(estimator: str, directory: Path, moved: Inspec
     result = run(directory, *options(moved, estimator), "--most", 0, "--html", page)
     assert result.exit_code == 0, result.output
     found = inspect_run(
-        directory, split="train", number=moved.task, seed=moved.seed, weights="last", estimator=estimator
+        directory, split="train", number=moved.number, seed=moved.seed, weights="last", estimator=estimator
     )
     text = squeezed(result.stdout)
     assert text.count("‖C‖") == found.cost.rollouts
@@ -101,32 +105,6 @@ def test_every_estimator_is_shown(estimator: str, directory: Path, moved: Inspec
             assert " ".join(decode(main.sequence)) in text
     assert (ALONE in text) == (estimator == "reinforce")
     assert Page(page).count("ol", "trunk") == (0 if found.is_flat else len(found.mains))
-
-
-class Page(HTMLParser):
-    """Refuses tags that do not match, and whatever would be loaded or run; counts elements by tag and class."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, str | None]] = []
-        self.feed(path.read_text("utf-8"))
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        assert tag not in ("script", "link", "img", "iframe")
-        assert not {"src", "href", "onclick"} & given.keys()
-        self.found.append((tag, given.get("class")))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def count(self, tag: str, name: str) -> int:
-        return sum(t == tag and name in (c or "").split() for t, c in self.found)
 
 
 def test_the_page_has_all_branches_in_one_file(directory: Path, moved: Inspection, tmp_path: Path):
@@ -140,10 +118,11 @@ def test_the_page_has_all_branches_in_one_file(directory: Path, moved: Inspectio
     assert page.count("span", "good") == sum(reward > 0 for reward in [*rewards, moved.mains[0].reward])
     assert page.count("span", "taken") == moved.cost.rollouts
     assert page.count("li", "moved") == moved.steps - moved.zero_steps
-    assert page.count("svg", "world") == 2 * len(moved.worlds)
-    markers = sum(len(world.markers) for pair in moved.worlds for world in pair)
+    worlds = [world for pair in subject(moved).worlds for world in pair]
+    assert page.count("svg", "world") == len(worlds)
+    markers = sum(len(world.markers) for world in worlds)
     assert page.count("circle", "marker") + page.count("rect", "marker") == markers
-    assert page.count("rect", "wall") == sum(len(world.walls) for pair in moved.worlds for world in pair)
+    assert page.count("rect", "wall") == sum(len(world.walls) for world in worlds)
     text = path.read_text("utf-8")
     assert "&lt;/s&gt;" in text
     assert "url(" not in text

@@ -10,7 +10,8 @@ from small_karel import small_run, verdict
 
 from corollout.errors import InputError
 from corollout.experiments import jobs
-from corollout.experiments.inspection import ALONE, Inspection, inspect_run, inspect_task
+from corollout.experiments.inspection import ALONE, Inspection, inspect_example, inspect_run
+from corollout.experiments.subjects import KarelSubject
 from corollout.noise import Noise
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
@@ -50,7 +51,7 @@ def pairs(opened: Opened, estimator: str, kind: str = "all") -> list[tuple[Inspe
         batch, solves = tasks.columns.batch([number]), SolvesTask(tasks.data, kind)
         reward = partial(_judge, solves, number)
         direct = estimate(engine, batch, Reward(reward, name="direct"), estimator, Noise(seed))
-        found.append((inspect_task(task, engine, split, number, estimator, kind, seed), direct))
+        found.append((inspect_example(task, engine, split, number, estimator, kind, seed), direct))
     assert any(bool(direct.gradient.any()) for _, direct in found), "nothing would be tested"
     return found
 
@@ -84,12 +85,13 @@ def test_all_parts_are_those_of_the_estimate(estimator: str, opened: Opened):
 @pytest.mark.parametrize("estimator", ["arsm", "mc-2", "rloo-4"])
 def test_rewards_are_what_the_plain_interpreter_finds(estimator: str, kind: str, opened: Opened):
     for found, _ in pairs(opened, estimator, kind):
+        assert isinstance(found.subject, KarelSubject)
         sequences = {(tuple(main.sequence), main.reward) for main in found.mains}
         branches = [branch for main in found.mains for step in main.steps for branch in step.branches]
         sequences |= {(tuple(branch.sequence), branch.reward) for branch in branches}
         for sequence, reward in sequences:
             words = list(sequence[:-1] if sequence[-1] == END else sequence)
-            right = [verdict(words, before, wanted) == "right" for before, wanted in found.worlds]
+            right = [verdict(words, before, wanted) == "right" for before, wanted in found.subject.worlds]
             assert reward == (float(all(right)) if kind == "all" else (1.0 if right[-1] else -1.0))
 
 
@@ -179,7 +181,7 @@ def test_reinforce_alone_says_that_it_has_no_baseline(opened: Opened):
     for found, _ in pairs(opened, "reinforce"):
         assert found.note == ALONE
         assert found.mains[0].advantage == pytest.approx(found.mains[0].reward)
-    assert inspect_task(*opened, "val", 0, "reinforce-2").note == ""
+    assert inspect_example(*opened, "val", 0, "reinforce-2").note == ""
 
 
 def test_the_task_is_the_split_s(run: Path, opened: Opened):
@@ -187,8 +189,10 @@ def test_the_task_is_the_split_s(run: Path, opened: Opened):
     tasks = opened[0].split("test")
     assert found.id == int(tasks.data.ids[2])
     assert found.estimator == "arsm"
-    assert len(found.worlds) == tasks.data.examples
-    assert {verdict(found.reference, *pair) for pair in found.worlds} == {"right"}
+    subject = KarelSubject.of(tasks, 2)
+    assert found.subject == subject
+    assert len(subject.worlds) == tasks.data.examples
+    assert {verdict(subject.reference, *pair) for pair in subject.worlds} == {"right"}
 
 
 def test_a_fine_tuned_run_brings_its_own_estimator_and_reward(run: Path, tmp_path: Path):

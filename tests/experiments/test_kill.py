@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def new_pretraining(directory: Path, data: Path, epochs: int, rate: float = 1e-3, every: int = 1) -> None:
     settings = PretrainSettings(batch_size=4, epochs=epochs, patience=1_000, learning_rate=rate, evaluate_every=every)
-    jobs.new_pretraining(directory, data, MODEL, settings, MachineSettings())
+    jobs.new_pretraining(directory, "karel", data, MODEL, settings, MachineSettings())
 
 
 def new_finetuning(directory: Path, start: Path, updates: int) -> None:

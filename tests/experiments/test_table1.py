@@ -8,24 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic_runs import make_table
+from synthetic_runs import RATES, make_table
 
 from corollout.cli.reproduce import open_plan
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
-from corollout.experiments.data import make_data
-from corollout.experiments.table1 import METHODS, Plan, chosen_rates, rate_scores
-from corollout.reports.table1 import FIGURES, collect, redraw, write_table1
+from corollout.experiments.table import Plan, chosen_rates, rate_scores
+from corollout.experiments.table1 import TABLE1, make_data
+from corollout.reports.table import FIGURES, collect, redraw, write_table
+from corollout.reports.table1 import TABLE1_WORDS
 from corollout.tasks.karel.settings import DataSettings
 
-RATES = (1e-4, 3e-4, 1e-3)
+METHODS = TABLE1.methods
+FIGURE_NAMES = [FIGURES[x] for x in TABLE1_WORDS.axes]
 FILES = {"table.md", "table.json", "manifest.json", "curves.json", "report.html"} | {
-    f"{name}.{kind}" for name in FIGURES.values() for kind in ("png", "svg")
+    f"{name}.{kind}" for name in FIGURE_NAMES for kind in ("png", "svg")
 }
 
 
 def plan_of(folder: Path) -> Plan:
-    return replace(Plan.of_scale("small", folder, (0, 1, 2), None), rates=RATES)
+    return replace(Plan.of_scale(TABLE1, "small", folder, (0, 1, 2), None), rates=RATES)
 
 
 def test_the_report_has_everything(tmp_path: Path):
@@ -35,7 +37,7 @@ def test_the_report_has_everything(tmp_path: Path):
     (plan.out / "probes.json").write_text(json.dumps(probes))
     # All rates of REINFORCE are as bad as its start; the first is then taken, with which it has only one seed.
     assert chosen_rates(plan) == dict.fromkeys(METHODS, 3e-4) | {"REINFORCE": 1e-4}
-    found = write_table1(plan, tmp_path / "report")
+    found = write_table(plan, tmp_path / "report", TABLE1_WORDS)
     assert found.missing == 2
     report = tmp_path / "report"
     assert {path.name for path in report.iterdir()} == FILES
@@ -55,12 +57,12 @@ def test_the_report_has_everything(tmp_path: Path):
     assert str(tmp_path) not in page
 
     # Figures can be drawn without the runs.
-    before = {name: (report / f"{name}.svg").read_bytes() for name in FIGURES.values()}
-    for name in FIGURES.values():
+    before = {name: (report / f"{name}.svg").read_bytes() for name in FIGURE_NAMES}
+    for name in FIGURE_NAMES:
         (report / f"{name}.svg").unlink()
     shutil.rmtree(plan.out)
     redraw(report)
-    assert {name: (report / f"{name}.svg").read_bytes() for name in FIGURES.values()} == before
+    assert {name: (report / f"{name}.svg").read_bytes() for name in FIGURE_NAMES} == before
 
 
 def test_a_report_of_what_is_done_so_far(tmp_path: Path):
@@ -84,20 +86,20 @@ def test_a_report_of_what_is_done_so_far(tmp_path: Path):
 
 def test_a_folder_keeps_its_plan(tmp_path: Path):
     out = tmp_path / "new" / "folder"
-    plan, machine = open_plan(out, "tiny", (3, 4), ("ARSM", "SC"), {"threads": 2})
+    plan, machine = open_plan(TABLE1, out, "tiny", (3, 4), ("ARSM", "SC"), {}, {"threads": 2})
     assert (plan.scale, plan.seeds, plan.methods, machine.threads) == ("tiny", (3, 4), ("ARSM", "SC"), 2)
-    assert open_plan(out, None, None, None, {}) == (plan, machine)
-    assert open_plan(out, "tiny", (3, 4), None, {"threads": 2, "device": "cpu"}) == (plan, machine)
+    assert open_plan(TABLE1, out, None, None, None, {}, {}) == (plan, machine)
+    assert open_plan(TABLE1, out, "tiny", (3, 4), None, {}, {"threads": 2, "device": "cpu"}) == (plan, machine)
     with pytest.raises(InputError, match="begun with seeds 3,4 instead of 3, threads 2 instead of 1: leave"):
-        open_plan(out, "tiny", (3,), None, {"threads": 1})
+        open_plan(TABLE1, out, "tiny", (3,), None, {}, {"threads": 1})
     with pytest.raises(InputError, match="begun with scale tiny instead of small"):
-        open_plan(out, "small", None, None, {})
+        open_plan(TABLE1, out, "small", None, None, {}, {})
     with pytest.raises(InputError, match="no method of the table is called 'PPO'"):
-        open_plan(tmp_path / "other", "tiny", None, ("PPO",), {})
+        open_plan(TABLE1, tmp_path / "other", "tiny", None, ("PPO",), {}, {})
     assert not (tmp_path / "other").exists()
     write_toml(out / "plan.toml", {"scale": "tiny"})
     with pytest.raises(InputError, match="is no plan"):
-        open_plan(out, None, None, None, {})
+        open_plan(TABLE1, out, None, None, None, {}, {})
 
 
 def test_data_that_is_not_complete_is_made_again(tmp_path: Path):
@@ -108,18 +110,20 @@ def test_data_that_is_not_complete_is_made_again(tmp_path: Path):
     assert [text.count(b"\n") for text in made.values()] == [6, 4, 3]
     files["val"].unlink()
     files["test"].write_text("of another time")
-    told: list[int] = []
-    make_data(tmp_path / "data", settings, told.append)
+    told: list[tuple[int, int]] = []
+    make_data(tmp_path / "data", settings, lambda done, total: told.append((done, total)))
     assert {split: path.read_bytes() for split, path in files.items()} == made
-    assert sum(told) == 2 * 13
-    make_data(tmp_path / "data", settings, told.append)  # complete: left alone
-    assert sum(told) == 2 * 13
+    assert told == sorted(told)
+    assert told[-1] == (26, 26)
+    told.clear()
+    make_data(tmp_path / "data", settings, lambda done, total: told.append((done, total)))
+    assert not told  # complete: left alone
 
 
 @pytest.mark.slow
 def test_the_whole_experiment_in_miniature(tmp_path: Path):
     out = tmp_path / "out"
-    open_plan(out, "tiny", (0, 1), ("ARSM",), {})
+    open_plan(TABLE1, out, "tiny", (0, 1), ("ARSM",), {}, {})
     plan = read_toml(out / "plan.toml")
     plan["data"] |= {"train": 24, "val": 8, "test": 8, "longest": 8, "largest": 4}
     plan["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 6}

@@ -13,11 +13,13 @@ from corollout.errors import InputError
 from corollout.reports.comparison import compare, group_runs, method_label
 from corollout.reports.curves import Group
 from corollout.reports.outcomes import Outcome, _of_record, paired_difference, pooled_interval, read_run
-from corollout.tasks.karel.metrics import Share
+from corollout.tasks.captioning.metrics import CIDER
+from corollout.tasks.karel.metrics import GENERALIZATION
+from corollout.tasks.task import Share, mean_interval
 
 
 def bits(text: str) -> Outcome:
-    return Outcome(text.count("1") / len(text), len(text), np.array([letter == "1" for letter in text]))
+    return Outcome(text.count("1") / len(text), len(text), np.array([float(letter) for letter in text]))
 
 
 def test_a_paired_difference_by_hand():
@@ -34,7 +36,8 @@ def test_a_paired_interval_is_narrower_than_an_unpaired_one():
     draw = np.random.default_rng(1)
     before = draw.random(1000) < 0.3
     after = before | (draw.random(1000) < 0.05)
-    found = paired_difference([(Outcome(before.mean(), 1000, before), Outcome(after.mean(), 1000, after))])
+    pair = [Outcome(float(hits.mean()), 1000, hits.astype(float)) for hits in (before, after)]
+    found = paired_difference([(pair[0], pair[1])])
     assert found.interval is not None
     assert found.interval[1] - found.interval[0] < 0.03  # unpaired: 0.08
 
@@ -47,8 +50,19 @@ def test_without_the_same_tasks_a_difference_has_no_interval(other: Outcome):
 
 
 def test_pooled_intervals_count_the_hits_of_all_seeds():
-    assert pooled_interval([bits("0011"), bits("0111")]) == Share(5, 8).interval
-    assert pooled_interval([bits("0011"), Outcome(0.5)]) is None
+    assert pooled_interval([bits("0011"), bits("0111")], GENERALIZATION) == Share(5, 8).interval
+    assert pooled_interval([bits("0011"), Outcome(0.5)], GENERALIZATION) is None
+
+
+def test_intervals_of_scores_are_those_of_a_mean_over_examples():
+    rows = [np.array([0.2, 0.5, 1.1]), np.array([0.4, 0.3, 1.5])]
+    outcomes = [Outcome(float(row.mean()), 3, row) for row in rows]
+    found = pooled_interval(outcomes, CIDER)
+    assert found == mean_interval(np.array([0.3, 0.4, 1.3]))
+    assert found is not None
+    half = 1.959964 * np.std([0.3, 0.4, 1.3], ddof=1) / np.sqrt(3)
+    assert found == pytest.approx((2 / 3 - half, 2 / 3 + half))
+    assert pooled_interval([*outcomes, Outcome(0.5)], CIDER) is None
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -56,7 +70,7 @@ def test_the_number_of_tasks_follows_from_a_recorded_interval(case: tuple[int, i
     share = Share(*case)
     low, high = share.interval
     record = {"generalization": share.value, "generalization_low": low, "generalization_high": high}
-    assert _of_record(record) == Outcome(share.value, share.count)
+    assert _of_record(record, GENERALIZATION) == Outcome(share.value, share.count)
 
 
 def test_everything_about_a_table_of_runs(tmp_path: Path):
@@ -124,7 +138,7 @@ def test_one_unfinished_run_without_a_result(tmp_path: Path):
     (method,) = found.methods
     looks = [record["generalization"] for record in records(run, "evaluation")]
     assert method.scores["val"].mean == max(looks)
-    assert method.scores["val"].tasks == TASKS
+    assert method.scores["val"].count == TASKS
     assert method.scores["val"].spread is None
     assert method.gains["val"].value == pytest.approx(max(looks) - looks[0])
     assert method.gains["val"].interval is None
@@ -137,7 +151,7 @@ def test_one_unfinished_run_without_a_result(tmp_path: Path):
 
 def test_the_file_of_an_evaluation_stands_for_a_result(tmp_path: Path):
     run = make_run(tmp_path / "run", "arsm", result=False)
-    numbers = {"tasks": 50, "generalization": 0.3, "top_1": 0.3, "top_2": 0.4}
+    numbers = {"count": 50, "generalization": 0.3, "top_1": 0.3, "top_2": 0.4}
     (run / "evaluation-test.json").write_text(json.dumps(numbers))
     score = compare(group_runs([run])).methods[0].scores["test"]
     assert score.interval == Share(15, 50).interval
@@ -176,9 +190,9 @@ def test_what_cannot_be_compared(tmp_path: Path):
         group_runs([])
     with pytest.raises(InputError, match="holds no run"):
         compare([Group("x", [tmp_path])])
-    sorting = make_run(tmp_path / "sorting", "arsm", task="sorting")
-    with pytest.raises(InputError, match="their tasks are 'karel' and 'sorting'"):
-        compare(group_runs([run, sorting]))
+    captions = make_run(tmp_path / "captions", "arsm", task="captions")
+    with pytest.raises(InputError, match="their tasks are 'karel' and 'captions'"):
+        compare(group_runs([run, captions]))
     fewer = make_run(tmp_path / "fewer", "sc", tasks=100)
     with pytest.raises(InputError, match=r"on 400 and on 100 tasks \(val\)"):
         compare(group_runs([run, fewer]))

@@ -8,11 +8,13 @@ from small_karel import small_run, verdict
 
 from corollout.errors import InputError
 from corollout.experiments import jobs
+from corollout.tasks.decoding import decode
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.grids import unpack
 from corollout.tasks.karel.language import encode, tokenize
-from corollout.tasks.karel.metrics import Share, SolvesTask, decode, evaluate_karel, judge_lists
+from corollout.tasks.karel.metrics import SolvesTask, evaluate_karel, judge_lists
 from corollout.tasks.karel.task import KarelTask, Split
+from corollout.tasks.task import Share
 from corollout.types import Sampler
 
 
@@ -69,8 +71,7 @@ def test_an_evaluation_counts_what_the_plain_interpreter_finds(run: Path):
     assert result.semantic == Share(int(by_hand[:, :-1].all(1).sum()), len(split))
     assert result.exact.hits == sum(a == b for a, b in zip(greedy, split.columns.columns["target"], strict=True))
     assert result.generalization.hits > 0  # it has learnt some of these by heart
-    assert result.solved is not None
-    assert result.solved.tolist() == by_hand.all(1).tolist()
+    assert result.scores.tolist() == by_hand.all(1).tolist()
     beams = decode(engine, split.columns, Sampler("beam", 3))
     for k in (1, 2, 3):
         solved = [any(all(right_by_hand(split, t, i)) for t in found[:k]) for i, found in enumerate(beams)]
@@ -100,6 +101,7 @@ def test_the_batch_changes_nothing(run: Path):
 
 def test_a_split_that_is_not_there_is_named(tmp_path: Path, run: Path):
     task, _ = jobs.open_run(run)
+    assert isinstance(task, KarelTask)
     with pytest.raises(InputError, match=r"val.jsonl does not exist: name a folder with train.jsonl"):
         KarelTask(tmp_path, task.model).split("val")
     with pytest.raises(InputError, match="no split is called 'all'"):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from corollout.errors import InputError
 
@@ -28,7 +29,15 @@ TOKENS = (
 )
 ID = {token: number for number, token in enumerate(TOKENS)}
 
+
 _BRACKET = re.compile(r"([mcrwie][()])")
+
+
+def kind_of(token: str) -> Literal["action", "test", "bracket", "keyword"]:
+    """What a token is."""
+    if token in ACTIONS:
+        return "action"
+    return "test" if token in TESTS else "bracket" if token[-1] in "()" else "keyword"
 
 
 class KarelSyntaxError(InputError):

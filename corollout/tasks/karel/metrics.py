@@ -1,22 +1,28 @@
 """How good programs are: as a reward, and as the measures of the literature with their intervals."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from corollout.data import Columns
 from corollout.errors import InputError
-from corollout.noise import Noise
-from corollout.policies import evaluation_mode
 from corollout.rollouts import Engine
+from corollout.tasks.decoding import decode
 from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.machine import Programs, Verdicts, judge
+from corollout.tasks.task import Measure, Share
 from corollout.types import Sampler
 
 REWARDS = ("all", "held-out")
+GENERALIZATION = Measure(
+    "generalization",
+    "Generalization",
+    " %",
+    "tasks",
+    "the share of tasks for which the greedy program is right on all examples, in per cent",
+    shares=True,
+)
 
 
 class SolvesTask:
@@ -43,25 +49,6 @@ def judge_lists(data: KarelData, sequences: Sequence[Sequence[int]], tasks: Sequ
 
 
 @dataclass(frozen=True)
-class Share:
-    """A share of tasks, with Wilson's 95 % interval."""
-
-    hits: int
-    count: int
-
-    @property
-    def value(self) -> float:
-        return self.hits / self.count
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        z, n, p = 1.959964, self.count, self.value
-        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What a policy achieves on a set of tasks.
 
@@ -74,8 +61,8 @@ class Evaluation:
     semantic: Share
     exact: Share
     syntax: Share
+    scores: np.ndarray  # 1 for each task that the greedy program solves, else 0
     top: tuple[Share, ...] = ()
-    solved: np.ndarray | None = None  # bool[task]: which tasks the greedy program solves
 
     def numbers(self) -> dict[str, float]:
         """The shares by name, with the interval of Generalization."""
@@ -84,23 +71,17 @@ class Evaluation:
         tops = {f"top_{k}": share.value for k, share in enumerate(self.top, 1)}
         return {**values, "generalization_low": low, "generalization_high": high, **tops}
 
+    def rows(self) -> list[list[str]]:
+        """Each share with its interval, as people read them."""
+        named = {"Generalization": self.generalization, "semantic": self.semantic}
+        named |= {"exact": self.exact, "syntax": self.syntax}
+        named |= {f"Generalization, top {k} of beam": share for k, share in enumerate(self.top, 1)}
+        return [[name, *_percent(share)] for name, share in named.items()]
 
-@torch.no_grad()
-def decode(
-    engine: Engine, columns: Columns, sampler: Sampler, *, seed: int = 0, batch_size: int = 256, device: str = "cpu"
-) -> list[list[list[int]]]:
-    """Each task's programs by the given way of decoding, best first; nothing but the shown examples is used."""
-    programs: list[list[list[int]]] = []
-    for index in torch.arange(len(columns)).split(batch_size):
-        batch = columns.batch(index, device)
-        with evaluation_mode(engine.policy):
-            memory = engine.policy.encode(batch.context)
-        found = engine.sample(memory, batch.examples, sampler, Noise(seed)).trajectories
-        groups: list[list[list[int]]] = [[] for _ in index]
-        for context, tokens in zip(found.contexts.tolist(), found.lists(), strict=True):
-            groups[context].append(tokens)
-        programs += groups
-    return programs
+
+def _percent(share: Share) -> tuple[str, str]:
+    low, high = share.interval
+    return f"{100 * share.value:.2f} %", f"{100 * low:.2f} – {100 * high:.2f}"
 
 
 def evaluate_karel(
@@ -120,8 +101,8 @@ def evaluate_karel(
         semantic=Share(int(verdicts.right[:, :-1].all(1).sum()), count),
         exact=Share(exact, count),
         syntax=Share(int(verdicts.valid.sum()), count),
+        scores=solved.astype(float),
         top=_top(engine, data, columns, beam, batch_size, device) if beam else (),
-        solved=solved,
     )
 
 

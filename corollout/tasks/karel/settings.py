@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corollout.config import option, read_toml
-from corollout.errors import InputError
-
-SCALES = ("tiny", "small", "paper")
+from corollout.config import option
+from corollout.tasks.scales import read_scale
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,5 @@ class ModelSettings:
 
 
 def scale(name: str) -> dict[str, Any]:
-    """The settings of a scale: a table for each part of the work."""
-    if name not in SCALES:
-        raise InputError(f"no scale is called {name!r}: choose one of {', '.join(SCALES)}")
-    return read_toml(Path(__file__).parent / "scales" / f"{name}.toml")
+    """The settings of a scale."""
+    return read_scale(Path(__file__).parent / "scales", name)

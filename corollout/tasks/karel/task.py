@@ -15,9 +15,10 @@ from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.dataset import SPLITS, KarelData
 from corollout.tasks.karel.language import END, START
-from corollout.tasks.karel.metrics import Evaluation, SolvesTask, evaluate_karel
+from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, Evaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
-from corollout.tasks.karel.settings import ModelSettings
+from corollout.tasks.karel.settings import ModelSettings, scale
+from corollout.tasks.task import Kind
 
 
 class ShownPairs:
@@ -46,7 +47,8 @@ class KarelTask:
     """The three splits of a folder, and what is done with them."""
 
     name = "karel"
-    score = "generalization"
+    measure = GENERALIZATION
+    rewards: tuple[str, ...] = REWARDS
 
     def __init__(
         self,
@@ -66,6 +68,10 @@ class KarelTask:
     @cached_property
     def val(self) -> "Split":
         return self.split("val")
+
+    @property
+    def lessons(self) -> Columns:
+        return self.train.columns
 
     def split(self, name: str) -> "Split":
         if name not in SPLITS:
@@ -108,9 +114,10 @@ class KarelTask:
         ).to(self.device)
         return Engine(policy, bos=START, eos=END, max_length=m.max_length)
 
-    def reward(self, kind: str = "all") -> Reward:
-        """The reward of programs for training tasks."""
-        return Reward(SolvesTask(self.train.data, kind), name=f"karel, {kind}")
+    def reward(self, kind: str = "all", split: "Split | None" = None) -> Reward:
+        """The reward of programs for the tasks of a split, by default for those to train on."""
+        tasks = self.train if split is None else split
+        return Reward(SolvesTask(tasks.data, kind), name=f"karel, {kind}")
 
     def evaluate(self, engine: Engine, split: "Split", beam: int = 0) -> Evaluation:
         return evaluate_karel(engine, split.data, split.columns, beam=beam, device=self.device)
@@ -132,3 +139,11 @@ class Split:
     def first(self, count: int) -> "Split":
         """The first tasks only."""
         return Split(self.data.subset(min(count, len(self.data))))
+
+
+KAREL = Kind(
+    ModelSettings,
+    scale,
+    lambda folder, model, device, warn: KarelTask(folder, model, device, warn=warn),
+    GENERALIZATION,
+)

@@ -1,0 +1,109 @@
+"""How many rollouts ARS-K and ARSM want for which sentence, and at which step, at the best weights of their runs.
+
+Branches are known before any reward is, so nothing is completed: main trajectories are drawn, planned for and scored.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from corollout.data import Columns
+from corollout.estimators import ARS, Estimator, make_estimator
+from corollout.experiments import jobs
+from corollout.experiments.table import Plan, Study, chosen_rates
+from corollout.noise import FREE, Noise
+from corollout.policies import evaluation_mode
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
+
+EXAMPLES = 2_000  # training examples that are looked at, or all if there are fewer
+
+
+def swapping_methods(plan: Plan) -> list[str]:
+    """The methods whose rollouts come from swaps: their number adapts to what the policy is sure of."""
+    return [method for method in plan.methods if isinstance(make_estimator(plan.estimator(method)), ARS)]
+
+
+def swapping(name: str) -> ARS:
+    """The estimator of such a method."""
+    estimator = make_estimator(name)
+    assert isinstance(estimator, ARS)
+    return estimator
+
+
+@torch.no_grad()
+def count_rollouts(
+    engine: Engine,
+    data: Columns,
+    reward: Reward,
+    estimator: Estimator,
+    noise: Noise,
+    *,
+    batch_size: int,
+    device: str = "cpu",
+    tell: Callable[[float], None] = lambda share: None,
+) -> dict[str, Any]:
+    """For each main trajectory its score, length and number of rollouts, one example after another in any order.
+
+    ``by_step`` has the mean number of rollouts at each step over the trajectories that have it, ``reaching`` how many
+    those are. A trajectory that the reward skips is left out of the first three.
+    """
+    scores: list[float] = []
+    lengths: list[int] = []
+    rollouts: list[int] = []
+    departing = torch.zeros(engine.max_length, dtype=torch.int64)
+    reaching = torch.zeros(engine.max_length, dtype=torch.int64)
+    seen = 0
+    for batch in data.epoch(batch_size, noise, device):
+        with evaluation_mode(engine.policy):
+            memory = engine.policy.encode(batch.context)
+        mains = engine.sample(memory, batch.examples, estimator.sampler, noise).trajectories
+        branches = estimator.plan(mains, noise).branches
+        values = reward(
+            mains.lists(), mains.examples.tolist(), batch.aligned(mains.contexts), mains.finished.tolist()
+        ).values
+        judged = ~values.isnan()
+        own = torch.bincount(branches.parent, minlength=len(mains.lengths)).cpu()
+        scores += [round(value, 5) for value in values[judged].tolist()]
+        lengths += mains.lengths.cpu()[judged].tolist()
+        rollouts += own[judged].tolist()
+        departing += torch.bincount(branches.step, minlength=engine.max_length).cpu()
+        reaching += (mains.lengths.cpu()[:, None] > torch.arange(engine.max_length)).sum(0)
+        seen += len(batch)
+        tell(seen / len(data))
+    steps = int((reaching > 0).sum())
+    return {
+        "scores": scores,
+        "lengths": lengths,
+        "rollouts": rollouts,
+        "by_step": (departing[:steps] / reaching[:steps]).tolist(),
+        "reaching": reaching[:steps].tolist(),
+    }
+
+
+def _begin(plan: Plan) -> Callable[[str, Callable[[float], None]], dict[str, Any]]:
+    """Every method is looked at with the first seed and the learning rate that suited it, on the same examples.
+
+    A budget is left out: what counts is how many rollouts the method wants, not how many it is given.
+    """
+    seed, rates = plan.seeds[0], chosen_rates(plan)
+
+    def measure(method: str, tell: Callable[[float], None]) -> dict[str, Any]:
+        task, engine = jobs.open_run(plan.run(seed, method, rates[method]))
+        return count_rollouts(
+            engine,
+            task.train.first(EXAMPLES).columns,
+            task.reward(plan.finetune.reward),
+            replace(swapping(plan.estimator(method)), budget=None),
+            Noise(seed).fold(FREE),
+            batch_size=plan.finetune.batch_size,
+            device=task.device,
+            tell=tell,
+        )
+
+    return measure
+
+
+ROLLOUTS = Study("rollouts", "rollouts.json", swapping_methods, _begin)

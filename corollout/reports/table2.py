@@ -1,0 +1,175 @@
+"""What the report of the paper's second table says of captions."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from corollout.experiments.rollouts_study import ROLLOUTS, swapping, swapping_methods
+from corollout.experiments.table import Plan, result_of
+from corollout.reports import pages
+from corollout.reports.comparison import Method
+from corollout.reports.curves import Group, read_curves
+from corollout.reports.rollout_figures import density_figure, fall_figure, step_figures, steps_figure
+from corollout.reports.rollouts import Correlation, Sentences, correlation_cells, read_step_map
+from corollout.reports.table import Collected, Section, Words
+from corollout.reports.text import NOTHING, TextTable, number, percent
+from corollout.tasks.captioning.metrics import CIDER, NAMES
+
+_MEASURES = {key: NAMES[key] for key in ("cider", "bleu_4", "bleu_3", "bleu_2", "bleu_1", "rouge_l")}
+_PAPER_NAMES = ("CIDEr", "B4", "B3", "B2", "B1", "ROUGE")
+_PAPER = {
+    "MLE": (93.3, 30.4, 40.2, 53.6, 70.7, 52.2),
+    "REINFORCE": (103.6, 31.6, 42.9, 57.8, 74.8, 54.0),
+    "SC": (106.5, 32.3, 43.8, 58.7, 75.6, 54.6),
+    "ARS-1": (103.6,),
+    "ARS-5": (106.1,),
+    "ARS-10": (107.7,),
+    "ARS-20": (108.4, 32.1, 43.8, 59.0, 76.4, 54.8),
+}
+_DENSITY_OF = ("ARS-20", "ARSM")  # the method whose sentences are drawn, if it is there
+
+
+def _lead(plan: Plan) -> str:
+    data = Path(plan.data.folder).name if plan.data.folder else f"{plan.data.train:,} generated scenes"
+    return f"The reward is a caption's CIDEr-D. A model learns to caption images ({data})"
+
+
+def _measures_table(found: Collected) -> TextTable:
+    names = list(_MEASURES.values())
+    rows = []
+    for method in found.methods:
+        paper = [f"{value:.1f}" for value in _PAPER.get(method.label, ())]
+        rows.append([*_measured(method, ""), *paper, *[NOTHING] * (len(names) - len(paper))])
+    note = (
+        "Greedy captions of the test images, times 100, mean over seeds, ± their standard deviation. The paper's "
+        "numbers are of COCO; it does not say how captions were decoded. METEOR, which the paper has, too, is not part "
+        "of this: it needs Java; `corollout score` computes it."
+    )
+    header = ["method", *names, *(f"paper {name}" for name in _PAPER_NAMES)]
+    return TextTable("All measures, test", header, rows, [note])
+
+
+def _beam_table(plan: Plan, found: Collected) -> TextTable:
+    rows = [_measured(method, "beam_") for method in found.methods]
+    note = f"The first caption of a beam of {plan.beam}, times 100, mean over seeds, ± their standard deviation."
+    return TextTable("All measures, test, by beam search", ["method", *_MEASURES.values()], rows, [note])
+
+
+def _measured(method: Method, prefix: str) -> list[str]:
+    """A method's name and its measures on the test images."""
+    tests = [result_of(Path(run)).get("test", {}) for run in method.runs]
+    cells = [method.label]
+    for key in _MEASURES:
+        values = [test[prefix + key] for test in tests if prefix + key in test]
+        if len(values) < len(tests):
+            cells.append(NOTHING)
+            continue
+        spread = f" ± {percent(float(np.std(values, ddof=1)), 1)}" if len(values) > 1 else ""
+        cells.append(percent(float(np.mean(values)), 1) + spread)
+    return cells
+
+
+def _sections(plan: Plan, found: Collected, folder: Path) -> list[Section]:
+    """Figures of rollouts, for the methods whose rollouts adapt; their numbers are kept beside them."""
+    swapping = swapping_methods(plan)
+    groups = [(place, group) for place, group in enumerate(found.groups) if group.label in swapping]
+    sentences = [Sentences.of(label, own) for label, own in found.studies[ROLLOUTS.name].items() if label in swapping]
+    maps = [one for _, group in groups if (one := read_step_map(group)) is not None]
+    pages.save(
+        folder / "rollouts.json",
+        {"sentences": found.studies[ROLLOUTS.name], "by_step": [one.table() for one in maps]},
+        indent=None,
+    )
+    sections = []
+    if groups:
+        sections.append(_fall_section(plan, found, groups, folder))
+    if maps:
+        pages.save_figure(folder, "rollouts-steps", steps_figure(maps))
+        figures = pages.figures_part(step_figures(maps), "steps")
+        words = _STEPS_NOTE + _budget_words(plan, (one.label for one in maps))
+        sections.append(Section("Rollouts by time step", figures + pages.note(words)))
+    if sentences:
+        sections.append(_density_section(plan, sentences, folder))
+    return sections
+
+
+_STEPS_NOTE = (
+    "Colour: rollouts that depart at a step of the main sentences, for each sentence that has it, mean over updates "
+    "and seeds; each method has a scale of its own. Beside it the same in the first and in the last tenth of the "
+    "updates. A sentence's last step is its end, unless it was cut."
+)
+
+
+def _fall_section(plan: Plan, found: Collected, groups: list[tuple[int, Group]], folder: Path) -> Section:
+    figure = fall_figure([(place, read_curves(group, "updates")) for place, group in groups])
+    pages.save_figure(folder, "rollouts-updates", figure)
+    methods = {method.label: method for method in found.methods}
+    rows = []
+    for _, group in groups:
+        method, references = methods[group.label], swapping(plan.estimator(group.label)).references
+        first, last = method.first_rollouts, method.last_rollouts
+        share = last / first if first and last is not None else None
+        rows.append([group.label, str(references or "V"), number(first), number(last), number(share)])
+    note = (
+        "Rollouts per step: unique pseudo-actions other than the action itself, for each token of the main sentences, "
+        "mean over the first and over the last tenth of the updates, and over seeds. K: references of each token, V "
+        f"for all words.{_budget_words(plan, (group.label for _, group in groups))}"
+    )
+    table = TextTable(
+        "Rollouts along training", ["method", "K", "first tenth", "last tenth", "last /\u00a0first"], rows, [note]
+    )
+    return Section(table.title, pages.figures_part([figure], "fall"), table)
+
+
+def _budget_words(plan: Plan, labels: Iterable[str]) -> str:
+    """Which of the methods may not make all rollouts that they want."""
+    limits = [(label, swapping(plan.estimator(label))) for label in labels]
+    return "".join(
+        f" {label} makes at most {own.budget:,} rollouts an {own.budget_per}; which ones is drawn."
+        for label, own in limits
+        if own.budget is not None
+    )
+
+
+def _density_section(plan: Plan, sentences: list[Sentences], folder: Path) -> Section:
+    by_label = {own.label: own for own in sentences}
+    chosen = next((by_label[label] for label in _DENSITY_OF if label in by_label), sentences[-1])
+    figure = density_figure(chosen, CIDER.name)
+    pages.save_figure(folder, "rollouts-cider", figure)
+    rows = [
+        [
+            own.label,
+            f"{len(own.scores):,}",
+            percent(float(own.scores.mean()), 1),
+            number(float(own.rollouts.sum() / own.lengths.sum())),
+            *correlation_cells(Correlation.of(own.scores, own.per_token)),
+            *correlation_cells(Correlation.of(own.scores, own.rollouts)),
+        ]
+        for own in sentences
+    ]
+    note = (
+        f"Sampled main sentences for training images at the best weights of each method, seed {plan.seeds[0]}: their "
+        "CIDEr-D times 100, and the rollouts that the method wants for each token, a budget being left out. r: "
+        "Pearson's correlation over sentences of CIDEr-D with rollouts per token, and with all rollouts of a sentence; "
+        "95 % intervals and two-sided p by Fisher's z: atanh r is taken as normal, of variance 1 / (sentences − 3)."
+    )
+    header = ["method", "sentences", "CIDEr\u2011D", "rollouts a\u00a0token"]
+    header += ["r, per\u00a0token", "95\u00a0% interval", "p", "r, in\u00a0all", "95\u00a0% interval", "p"]
+    table = TextTable("Rollouts and CIDEr-D of a sentence", header, rows, [note])
+    return Section(table.title, pages.figures_part([figure], "density"), table)
+
+
+TABLE2_WORDS = Words(
+    title="Fine-tuning a captioner",
+    lead=_lead,
+    paper={method: {"CIDEr": values[0]} for method, values in _PAPER.items()},
+    paper_note=(
+        "The paper's numbers are of COCO's 5,000 test images, after training on 113,287 images with the "
+        "features of a larger network. They are here for orientation: the order of methods may agree, no number "
+        "has to."
+    ),
+    tables=lambda plan, found: [_measures_table(found), _beam_table(plan, found)],
+    axes=("seconds", "tokens", "updates"),
+    sections=_sections,
+)
