@@ -10,7 +10,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import arsm_scaling, caption_data, harness, karel_machine, karel_update, prefix_sharing, pseudo_actions
+from benchmarks import (
+    arsm_scaling,
+    caption_data,
+    cider,
+    harness,
+    karel_machine,
+    karel_update,
+    prefix_sharing,
+    pseudo_actions,
+)
 
 MODULES = {
     "pseudo_actions": pseudo_actions,
@@ -18,6 +27,7 @@ MODULES = {
     "prefix_sharing": prefix_sharing,
     "karel_machine": karel_machine,
     "karel_update": karel_update,
+    "cider": cider,
     "caption_data": caption_data,
 }
 Name = StrEnum("Name", list(MODULES))

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from corollout.cli.data_captions import captions, check_captions
+from corollout.cli.data_captions import Scale, captions, check_captions
 from corollout.cli.features import features
 from corollout.errors import InputError
 from corollout.reports.manifest import manifest
@@ -22,12 +22,6 @@ from corollout.tasks.karel.settings import scale as scale_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make and check data sets.")
 app.command()(captions)
-
-
-class Scale(StrEnum):
-    tiny = "tiny"
-    small = "small"
-    paper = "paper"
 
 
 class Forms(StrEnum):

@@ -201,8 +201,8 @@ def _step(subject: Subject, number: int, step: Step, width: int, with_advantage:
 
 def _branches(found: Inspection, main: MainSequence, number: int, step: Step, most: int) -> Padding:
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(4):
-        grid.add_column(no_wrap=True)
+    for justify in ("left", "left", "right", "left"):
+        grid.add_column(no_wrap=True, justify=justify)
     grid.add_column(ratio=1)
     ordered = sorted(step.branches, key=lambda branch: -branch.norm)
     shown = ordered[:most] if most else ordered
@@ -244,7 +244,7 @@ def _totals(found: Inspection) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_row("rollouts", f"{found.cost.rollouts}, {found.rollouts_per_step:.2f} per step")
     what = "reward" if len(found.mains) == 1 else "mean reward"
-    grid.add_row(what, f"{found.mean_reward:.3g}")
+    grid.add_row(what, f"{found.mean_reward:.3g} ({found.reward})")
     grid.add_row("gradient", f"‖g‖ {found.norm:.3g}; exactly zero at {found.zero_steps} of {found.steps} steps")
     judged = f"{found.cost.reward_calls} different {found.subject.written}s judged"
     grid.add_row("cost", f"{found.cost.tokens} tokens generated, {judged}")

@@ -46,7 +46,7 @@ def score(
         Path | None,
         typer.Option(
             metavar="<file>",
-            help="Document frequencies: those of other annotations, or a file of --write-df. [default: of the references]",
+            help="Document frequencies: those of other annotations, or a file of --write-df. [default: of --refs]",
             show_default=False,
         ),
     ] = None,

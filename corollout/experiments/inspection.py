@@ -1,6 +1,8 @@
 """One gradient estimate for one example, taken apart: all that was sampled, what it earned, what each reward did."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -33,11 +35,13 @@ class Branch:
     kind: Literal["pseudo-action", "greedy", "completion"]
     sequence: list[int]  # end token included
     reward: float
-    coefficients: Float[Tensor, "step vocab"]  # d gradient / d reward, at the steps of its main sequence
+    norm: float  # of the coefficients
+    credit: Callable[[], Float[Tensor, "step vocab"]]
 
     @property
-    def norm(self) -> float:
-        return float(self.coefficients.norm())
+    def coefficients(self) -> Float[Tensor, "step vocab"]:
+        """d gradient / d reward, at the steps of its main sequence; computed anew, for thousands of them are large."""
+        return self.credit()
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Inspection:
             gap = branch.reward - main.reward
         else:
             gap = (main.advantage or 0.0) if self.is_flat else 0.0
-        return "even" if abs(gap) < 1e-6 else "good" if gap > 0 else "bad"
+        return "even" if abs(gap) < 5e-4 else "good" if gap > 0 else "bad"
 
 
 def inspect_run(
@@ -233,8 +237,7 @@ def take_apart(found: Estimate) -> list[MainSequence]:
 
 
 def _branches(found: Estimate, logits: Float[Tensor, "row step vocab"]) -> dict[tuple[int, int], list[Branch]]:
-    """The branches by main sequence and step. The gradient is linear in the rewards: what a reward of 1 does alone are
-    its coefficients."""
+    """The branches by main sequence and step."""
     plan, mains = found.plan, len(found.trajectories.tokens)
     rows = zip(
         plan.branches.parent.tolist(),
@@ -247,19 +250,27 @@ def _branches(found: Estimate, logits: Float[Tensor, "row step vocab"]) -> dict[
     )
     places: dict[tuple[int, int], list[Branch]] = {}
     for source, (parent, step, token, greedy, tokens, length) in enumerate(rows, start=mains):
-        alone = torch.zeros_like(found.rewards)
-        alone[source] = 1.0
-        steps = int(found.trajectories.lengths[parent])
+        credit = partial(_coefficients, found, logits, source, parent)
         is_own = token == int(found.trajectories.tokens[parent, step])
         branch = Branch(
             token=token,
             kind="completion" if is_own else "greedy" if greedy else "pseudo-action",
             sequence=tokens[:length],
             reward=float(found.rewards[source]),
-            coefficients=plan.gradient(alone, logits)[parent, :steps],
+            norm=float(credit().norm()),
+            credit=credit,
         )
         places.setdefault((parent, step), []).append(branch)
     return places
+
+
+def _coefficients(
+    found: Estimate, logits: Float[Tensor, "row step vocab"], source: int, parent: int
+) -> Float[Tensor, "step vocab"]:
+    """The gradient is linear in the rewards: what a reward of 1 does alone are its coefficients."""
+    alone = torch.zeros_like(found.rewards)
+    alone[source] = 1.0
+    return found.plan.gradient(alone, logits)[parent, : int(found.trajectories.lengths[parent])]
 
 
 def _advantages(

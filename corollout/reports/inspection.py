@@ -105,7 +105,7 @@ def _totals(found: Inspection) -> str:
     tiles = {
         "rollouts": f"{found.cost.rollouts}",
         "rollouts per step": f"{found.rollouts_per_step:.2f}",
-        "reward" if len(found.mains) == 1 else "mean reward": f"{found.mean_reward:.3g}",
+        f"{'reward' if len(found.mains) == 1 else 'mean reward'}, {found.reward}": f"{found.mean_reward:.3g}",
         "‖gradient‖": f"{found.norm:.3g}",
         "steps with gradient exactly zero": f"{found.zero_steps} of {found.steps}",
         "tokens generated": f"{found.cost.tokens}",

@@ -79,7 +79,7 @@ class CiderReward:
     """CIDEr-D as a reward, with the end of a sequence for a word.
 
     The references have the end token as their last, and a sequence gets it if it ended by itself. Without it, a policy
-    learns to be cut off in the middle of a sentence. Data sets need a column ``image``, its place in the references.
+    learns to stop in the middle of a sentence. Data sets need a column ``image``: its place in the references.
     """
 
     def __init__(self, references: References, frequencies: DocumentFrequencies | None = None, end: int | None = None):

@@ -111,7 +111,7 @@ class CaptionData:
         ends = dict(zip(self.splits, accumulate(self.splits.values()), strict=True))
         return CaptionSplit(self, name, ends[name] - self.splits[name], ends[name])
 
-    def verify(self, on_progress: Callable[[int], None] = lambda done: None) -> None:
+    def verify(self) -> None:
         """Compare the features with their digest, and look whether all parts belong together."""
         if digest(self.folder / FEATURES) != self.meta["features"]["digest"]:
             raise InputError(f"{self.folder} is damaged: {FEATURES} is not what was written; prepare it again")
@@ -131,7 +131,6 @@ class CaptionData:
             block = self.vectors[start : start + _CHECKED]
             if not np.isfinite(block).all():
                 raise InputError(f"{self.folder} is no sound data set: features that are no numbers; prepare it again")
-            on_progress(len(block))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ under its name (``Separate``). Which of both, and how, is known by the file's en
 """
 
 import json
-import zipfile
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Protocol, runtime_checkable
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ def _reading(path: Path) -> Generator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
         raise InputError(f"cannot read the features {path}, which may be damaged or cut short: {reason}") from error
 
@@ -200,7 +200,7 @@ def _npy(path: Path, names: Path) -> Table:
 
 
 def _npz(path: Path) -> Features:
-    with zipfile.ZipFile(path):  # NumPy leaves a damaged file open
+    with ZipFile(path):  # NumPy leaves a damaged file open
         pass
     archive = np.load(path, allow_pickle=False)
     if set(archive.files) != {"features", "names"}:
@@ -214,7 +214,7 @@ class _Stream:
 
     def __init__(self, path: Path, member: str):
         self._path, self._member = path, member
-        self._archive = zipfile.ZipFile(path)
+        self._archive = ZipFile(path)
         self._rewind()
 
     def _rewind(self) -> None:

@@ -48,7 +48,8 @@ class Gathering:
 
     def image(self, name: str, split: str | None = None, number: int | None = None) -> int:
         """A new image; its place."""
-        if not name or "\n" in name:
+        _check_text(name)
+        if name.splitlines() != [name]:
             raise InputError(f"{name!r} cannot be the name of an image")
         if name in self._places:
             raise InputError(f"the image {name!r} is there twice")
@@ -64,6 +65,7 @@ class Gathering:
 
     def caption(self, image: int, text: str) -> None:
         """What is said of an image."""
+        _check_text(text)
         words = tokenize(text)
         if not words:
             raise InputError(f"no word in the caption {text!r}")
@@ -92,6 +94,14 @@ class Gathering:
             CaptionArrays(grouped.tokens, grouped.captions, images),
             self._bad,
         )
+
+
+def _check_text(text: str) -> None:
+    """JSON can escape half a character, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{text!r} is no Unicode text") from error
 
 
 def _bounds(lengths: "array[int] | np.ndarray") -> np.ndarray:

@@ -31,6 +31,6 @@ def meteor(
     except (OSError, ValueError) as error:
         raise MeteorError(f"its Java program failed ({error})") from error
     finally:
-        for pipe in (program.meteor_p.stdout, program.meteor_p.stderr):
+        for pipe in filter(None, (program.meteor_p.stdout, program.meteor_p.stderr)):
             pipe.close()
     return float(corpus), [float(value) for value in each]

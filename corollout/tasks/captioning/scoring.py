@@ -81,12 +81,12 @@ def score_words(
 
 def read_references(path: Path) -> dict[ImageId, list[list[str]]]:
     """Image → the words of each of its captions, from COCO's annotations."""
-    return _references(path, read_json(path))
+    return _references(path, _read_json(path))
 
 
 def read_hypotheses(path: Path) -> dict[ImageId, list[str]]:
     """Image → the words of its caption, from COCO's results."""
-    entries = read_json(path)
+    entries = _read_json(path)
     if not isinstance(entries, list):
         raise InputError(f'{path}: expected a list of captions, [{{"image_id": …, "caption": …}}, …]')
     captions: dict[ImageId, list[str]] = {}
@@ -102,7 +102,7 @@ def read_hypotheses(path: Path) -> dict[ImageId, list[str]]:
 
 def read_frequencies(path: Path, lexicon: Lexicon) -> DocumentFrequencies:
     """Document frequencies from annotations, or from a file of their own."""
-    data = read_json(path)
+    data = _read_json(path)
     if isinstance(data, dict) and "frequencies" in data:
         return _frequencies(path, data, lexicon)
     references = _references(path, data)
@@ -124,9 +124,10 @@ def write_frequencies(path: Path, frequencies: DocumentFrequencies, lexicon: Lex
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def read_json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}, column {error.colno}: not JSON, {error.msg}") from error
     except (ValueError, RecursionError) as error:

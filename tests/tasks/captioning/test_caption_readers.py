@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from caption_files import coco, flickr, karpathy, sentences
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corollout.errors import InputError
@@ -18,6 +18,9 @@ from corollout.tasks.captioning.json_lists import entries
 from corollout.tasks.captioning.names import match
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.text import tokenize
+
+# However busy the machine is.
+LEISURELY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def said(read: Captions) -> dict[str, list[list[str]]]:
@@ -123,6 +126,11 @@ BAD_ENTRIES = {
     "no name": (broken(lambda images: images[0].pop("filename")), "image 1: filename: expected text, not None"),
     "empty name": (broken(lambda images: images[0].update(filename="")), "image 1: '' cannot be the name"),
     "two lines": (broken(lambda images: images[0].update(filename="a\nb")), "cannot be the name of an image"),
+    "half a character in a name": (broken(lambda images: images[0].update(filename="\ud800")), "is no Unicode text"),
+    "half a character": (
+        broken(lambda images: images[0]["sentences"].append({"tokens": ["a", "\ud83d"]})),
+        r"sentence 3: 'a \\ud83d' is no Unicode text",
+    ),
     "wild number": (broken(lambda images: images[0].update(cocoid=2**70)), "cannot be the number of an image"),
     "no list": (broken(lambda images: images[2].update(sentences="x")), "sentences: expected a list, not 'x'"),
     "no object": (broken(lambda images: images.insert(1, 17)), "image 2: expected an object with filename, not 17"),
@@ -269,6 +277,7 @@ JSON = st.recursive(
 )
 
 
+@LEISURELY
 @given(st.dictionaries(st.sampled_from(["images", "x", "y"]), JSON), st.sampled_from([None, 1]))
 def test_entries_are_those_of_the_whole_file(table: dict[str, Any], indent: int | None):
     found = table.get("images")
@@ -276,6 +285,7 @@ def test_entries_are_those_of_the_whole_file(table: dict[str, Any], indent: int 
     assert list(entries(Path("x"), text, "images")) == (found if isinstance(found, list) else [])
 
 
+@LEISURELY
 @given(st.lists(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=3), max_size=6), st.data())
 def test_arrays_are_lists(groups: list[list[list[int]]], data: st.DataObject):
     def packed(groups: list[list[list[int]]]) -> CaptionArrays:

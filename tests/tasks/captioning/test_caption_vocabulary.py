@@ -4,11 +4,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corollout.errors import InputError
 from corollout.tasks.captioning.vocabulary import Vocabulary
+
+# However busy the machine is.
+LEISURELY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 CAPTIONS = [["a", "dog", "runs"], ["a", "dog", "sits"], ["a", "cat"], ["the", "cat"]]
 
@@ -30,6 +33,7 @@ def test_ids_and_labels():
     assert vocabulary.text([]) == ""
 
 
+@LEISURELY
 @given(
     st.lists(st.lists(st.sampled_from(["<end>", "<unk>", *"abcdefg"]), max_size=6), min_size=1, max_size=12),
     st.integers(0, 3),

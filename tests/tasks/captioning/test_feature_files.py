@@ -198,6 +198,20 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path):
     assert write_features(paths, MeanColours(), out).rows == 6
 
 
+def test_what_another_process_has_just_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    paths, out = make_images(tmp_path / "images", 2), tmp_path / "x.npy"
+
+    def quicker(*arguments: object) -> None:
+        monkeypatch.undo()
+        out.write_bytes(b"theirs")
+
+    monkeypatch.setattr(fcntl, "flock", quicker)
+    with pytest.raises(InputError, match=r"another process has just written .*x\.npy: give the command again"):
+        write_features(paths, MeanColours(), out)
+    assert out.read_bytes() == b"theirs"
+    assert not list(tmp_path.glob("*.part*"))
+
+
 def test_what_cannot_be_written_or_named_is_refused(tmp_path: Path):
     paths = make_images(tmp_path / "images", 2)
     (tmp_path / "file").write_text("")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_text import CASES
+from test_caption_text import CASES
 from text_metrics import PublicScores
 
 from corollout.rewards.bleu import Bleu

@@ -1,0 +1,112 @@
+"""Studies of methods: kept one by one, taken up again; and the count of rollouts."""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corollout.data import shuffled
+from corollout.errors import InputError
+from corollout.estimators import ARS, make_estimator
+from corollout.experiments.rollouts_study import ROLLOUTS, count_rollouts, swapping, swapping_methods
+from corollout.experiments.studies import do_study, read_study
+from corollout.experiments.table import Plan, Study
+from corollout.experiments.table1 import TABLE1
+from corollout.experiments.table2 import TABLE2
+from corollout.noise import Noise
+from corollout.rewards import Reward
+from corollout.tasks.sorting import sorting_data, sorting_engine
+from corollout.training import estimate
+
+
+def made_up(done: list[str], fail: str = "") -> Study:
+    """A study that lists what it measures, and stops at one of the methods."""
+
+    def begin(plan: Plan) -> Callable[[str, Callable[[float], None]], dict[str, Any]]:
+        done.append("begin")
+
+        def measure(method: str, tell: Callable[[float], None]) -> dict[str, Any]:
+            tell(0.5)
+            if method == fail:
+                raise KeyboardInterrupt
+            done.append(method)
+            tell(1.0)
+            return {"letters": len(method)}
+
+        return measure
+
+    return Study("letters", "letters.json", lambda plan: plan.methods, begin)
+
+
+def test_a_study_that_is_stopped_goes_on_where_it_was(tmp_path: Path):
+    plan = Plan.of_scale(TABLE1, "tiny", tmp_path, (0,), ("SC", "RLOO", "ARSM"))
+    done: list[str] = []
+    told: list[tuple[str, float]] = []
+    with pytest.raises(KeyboardInterrupt):
+        do_study(plan, made_up(done, fail="RLOO"), lambda method, share: told.append((method, share)))
+    assert done == ["begin", "SC"]
+    assert told == [("SC", 0.5), ("SC", 1.0), ("RLOO", 0.5)]
+    assert read_study(plan, made_up([])) == {"SC": {"letters": 2}}
+    found = do_study(plan, made_up(done))
+    assert done == ["begin", "SC", "begin", "RLOO", "ARSM"]
+    assert (
+        found == read_study(plan, made_up([])) == {"SC": {"letters": 2}, "RLOO": {"letters": 4}, "ARSM": {"letters": 4}}
+    )
+    assert do_study(plan, made_up(done)) == found
+    assert done[-1] == "ARSM"  # nothing was left to begin with
+
+
+def test_a_broken_file_is_named(tmp_path: Path):
+    plan = Plan.of_scale(TABLE1, "tiny", tmp_path, (0,), ("SC",))
+    (tmp_path / "letters.json").write_text('{"SC": {"lett')
+    with pytest.raises(InputError, match=r"cannot read .*letters\.json.*remove it"):
+        do_study(plan, made_up([]))
+
+
+def test_only_captions_are_asked_for_their_rollouts(tmp_path: Path):
+    assert [study.name for study in TABLE1.studies] == ["variance"]
+    assert [study.name for study in TABLE2.studies] == ["variance", "rollouts"]
+    plan = Plan.of_scale(TABLE2, "tiny", tmp_path, (0,), ("SC", "ARS-1", "RLOO", "ARSM"))
+    assert swapping_methods(plan) == list(ROLLOUTS.methods(plan)) == ["ARS-1", "ARSM"]
+    assert swapping("ars-5") == ARS(references=5)
+
+
+def in_order(sequences: list[list[int]]) -> list[float | None]:
+    """The share of neighbours that are in order; nothing for a list that has none."""
+    return [sum(a <= b for a, b in pairwise(s)) / (len(s) - 1) if len(s) > 1 else None for s in sequences]
+
+
+@pytest.mark.parametrize("name", ["ars-1", "ars-3", "arsm"])
+def test_rollouts_are_those_of_whole_estimates(name: str):
+    """One example after another, by estimates that complete every branch: the slow twin."""
+    data, engine = sorting_data(18, symbols=5, shortest=2, longest=4), sorting_engine(symbols=5, longest=4, hidden=16)
+    assert isinstance(engine.policy, torch.nn.Module)
+    engine.policy.double()
+    reward, estimator, noise = Reward(in_order), make_estimator(name), Noise(4).fold(1)
+    told: list[float] = []
+    found = count_rollouts(engine, data, reward, estimator, noise, batch_size=7, tell=told.append)
+
+    scores, lengths, rollouts = [], [], []
+    departing, reaching = [0] * engine.max_length, [0] * engine.max_length
+    for place in shuffled(data.ids, noise).tolist():
+        sample = estimate(engine, data.batch([place]), reward, estimator, noise)
+        length = int(sample.trajectories.lengths[0])
+        for step in range(length):
+            reaching[step] += 1
+            departing[step] += int((sample.plan.branches.step == step).sum())
+        if not sample.rewards[0].isnan():
+            scores.append(round(float(sample.rewards[0]), 5))
+            lengths.append(length)
+            rollouts.append(sample.cost.rollouts)
+    assert 0 < len(scores) < 18  # some lists are too short to be judged
+    assert (found["scores"], found["lengths"], found["rollouts"]) == (scores, lengths, rollouts)
+    steps = sum(count > 0 for count in reaching)
+    assert found["reaching"] == reaching[:steps]
+    assert found["by_step"] == pytest.approx([departing[i] / reaching[i] for i in range(steps)])
+    assert len(set(rollouts)) > 2
+    assert told == pytest.approx([7 / 18, 14 / 18, 1])
+    json.dumps(found, allow_nan=False)

@@ -1,0 +1,146 @@
+"""The experiment of the second table: its data, its report, and all of it in miniature."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import CAPTION_PROFILES, make_table, sentences
+
+from corollout.cli.reproduce import open_plan
+from corollout.config import read_toml, write_toml
+from corollout.errors import InputError
+from corollout.experiments.table import Plan
+from corollout.experiments.table2 import TABLE2, DataSettings, make_data
+from corollout.reports.rollouts import Correlation, Sentences
+from corollout.reports.table import FIGURES, collect, result_tables, write_table
+from corollout.reports.table2 import TABLE2_WORDS
+
+METHODS = ("SC", "ARS-5", "ARSM")
+OWN_FIGURES = ("rollouts-updates", "rollouts-steps", "rollouts-cider")
+
+
+def synthetic(folder: Path, methods: tuple[str, ...] = METHODS, seeds: tuple[int, ...] = (0, 1)) -> Plan:
+    """A plan all of whose runs are done."""
+    profiles = {TABLE2.methods[method]: CAPTION_PROFILES[TABLE2.methods[method]] for method in methods}
+    make_table(folder, seeds, 20.0, profiles, task="captions", rates=(3e-4,), start=0.5)
+    return replace(Plan.of_scale(TABLE2, "small", folder, seeds, methods), rates=(3e-4,))
+
+
+def table_of(report: Path, title: str) -> dict[str, dict[str, str]]:
+    """A table of a report, by first cell and by heading."""
+    tables = {table["title"]: table for table in json.loads((report / "table.json").read_text())["tables"]}
+    table = tables[title]
+    return {row[0]: dict(zip(table["header"], row, strict=True)) for row in table["rows"]}
+
+
+def test_the_report_has_every_measure_and_every_figure(tmp_path: Path):
+    plan = synthetic(tmp_path / "runs")
+    measured = {"ARS-5": sentences(2.0, 300), "ARSM": sentences(14.0, 300, seed=1)}
+    (plan.out / "rollouts.json").write_text(json.dumps(measured))
+    report = tmp_path / "report"
+    write_table(plan, report, TABLE2_WORDS)
+
+    results = [json.loads((plan.run(seed, "ARSM", 3e-4) / "result.json").read_text())["test"] for seed in (0, 1)]
+    for title, prefix in (("All measures, test", ""), ("All measures, test, by beam search", "beam_")):
+        own = table_of(report, title)
+        assert list(own) == ["MLE", *METHODS]
+        for heading, key in (("CIDEr-D", "cider"), ("BLEU-4", "bleu_4"), ("BLEU-1", "bleu_1"), ("ROUGE-L", "rouge_l")):
+            values = 100 * np.array([result[prefix + key] for result in results])
+            assert own["ARSM"][heading] == f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+    own = table_of(report, "All measures, test")
+    assert [own["SC"][f"paper {name}"] for name in ("CIDEr", "B4", "B1", "ROUGE")] == ["106.5", "32.3", "75.6", "54.6"]
+    assert (own["ARS-5"]["paper CIDEr"], own["ARS-5"]["paper B4"]) == ("106.1", "–")
+    assert table_of(report, "CIDEr-D")["MLE"]["paper: CIDEr"] == "93.3"
+
+    fall = table_of(report, "Rollouts along training")
+    assert list(fall) == ["ARS-5", "ARSM"]
+    assert (fall["ARS-5"]["K"], fall["ARSM"]["K"]) == ("5", "V")
+    assert float(fall["ARS-5"]["first tenth"]) > 2 * float(fall["ARS-5"]["last tenth"])
+    adaptive = table_of(report, "Rollouts and CIDEr-D of a sentence")["ARSM"]
+    points = Sentences.of("ARSM", measured["ARSM"])
+    found = Correlation.of(points.scores, points.per_token)
+    assert found is not None
+    assert adaptive["r, per\u00a0token"] == f"−{abs(found.r):.3f}"
+    assert adaptive["sentences"] == "300"
+
+    names = {f"{name}.{kind}" for name in [*FIGURES.values(), *OWN_FIGURES] for kind in ("png", "svg")}
+    files = {"table.md", "table.json", "manifest.json", "curves.json", "rollouts.json", "report.html"}
+    assert {path.name for path in report.iterdir()} == names | files
+    kept = json.loads((report / "rollouts.json").read_text())
+    assert kept["sentences"] == measured
+    assert [one["label"] for one in kept["by_step"]] == ["ARS-5", "ARSM"]
+    text = (report / "table.md").read_text()
+    for word in ("METEOR", "corollout score", "(2,000 generated scenes)", "## Rollouts along training", "Fisher"):
+        assert word in text
+    page = (report / "report.html").read_text()
+    assert page.count("<h2>Training, against") == 3
+    for heading in ("Rollouts along training", "Rollouts by time step", "Rollouts and CIDEr-D of a sentence"):
+        part = page.split(f"<h2>{heading}</h2>")[1].split("<h2>")[0]
+        assert "<svg" in part
+    assert f"ARSM: 300 sentences, {found.words()}".replace("<", "&lt;") in page
+    ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert len(ids) == len(set(ids))
+    assert str(tmp_path) not in page
+
+
+def test_a_report_before_the_study_and_without_its_methods(tmp_path: Path):
+    plan = synthetic(tmp_path / "runs", ("SC", "ARS-1"), seeds=(0,))
+    report = tmp_path / "report"
+    report.mkdir()
+    found = collect(plan)
+    drawn = TABLE2_WORDS.sections(plan, found, report)
+    assert [section.title for section in drawn] == ["Rollouts along training", "Rollouts by time step"]
+    assert {path.stem for path in report.iterdir()} == {"rollouts", "rollouts-updates", "rollouts-steps"}
+    _, measures, _ = result_tables(plan, found, TABLE2_WORDS)
+    assert measures.rows[-1][0] == "ARS-1"
+    assert all("±" not in cell for cell in measures.rows[-1])  # one seed has no spread
+    assert TABLE2_WORDS.sections(replace(plan, methods=("SC",)), found, report) == []
+
+
+def test_data_that_is_named_is_only_looked_at(tmp_path: Path):
+    with pytest.raises(InputError, match="nowhere"):
+        make_data(tmp_path / "nowhere", DataSettings(folder=str(tmp_path / "nowhere")), lambda done, total: None)
+    assert not (tmp_path / "nowhere").exists()
+    plan, _ = open_plan(TABLE2, tmp_path / "out", "tiny", None, None, {"folder": "/mine"}, {})
+    assert plan.folder == Path("/mine")
+    assert open_plan(TABLE2, tmp_path / "out", None, None, None, {}, {})[0] == plan
+    with pytest.raises(InputError, match="begun with folder /mine instead of /other"):
+        open_plan(TABLE2, tmp_path / "out", None, None, None, {"folder": "/other"}, {})
+    assert open_plan(TABLE2, tmp_path / "new", "tiny", None, None, {}, {})[0].folder == tmp_path / "new" / "data"
+
+
+@pytest.mark.slow
+def test_the_whole_experiment_in_miniature(tmp_path: Path):
+    out = tmp_path / "out"
+    open_plan(TABLE2, out, "tiny", (0,), ("SC", "ARS-5"), {}, {})
+    plan = read_toml(out / "plan.toml")
+    plan["data"] |= {"train": 40, "val": 8, "test": 8}
+    plan["model"] |= {"embedding": 8, "hidden": 8}
+    plan["pretrain"] |= {"epochs": 1}
+    plan["finetune"] |= {"unit": "updates", "budget": 4.0, "evaluate_every": 2.0, "batch_size": 4, "train_tasks": 4}
+    plan["table2"] |= {"rates": [1e-3], "probes": 3, "beam": 2}
+    write_toml(out / "plan.toml", plan)
+    command = [str(Path(sys.executable).parent / "corollout"), "reproduce", "table2", "--out", str(out)]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    for word in ("ARS-5, seed 0, rate 0.001: ", "variance, ARS-5: ", "rollouts, ARS-5: "):
+        assert word in first.stderr
+    assert "rollouts, SC" not in first.stderr
+    study = json.loads((out / "rollouts.json").read_text())
+    assert study.keys() == {"ARS-5"}
+    assert len(study["ARS-5"]["scores"]) == 40
+    assert sum(study["ARS-5"]["rollouts"]) > 0
+    names = {path.stem for path in (out / "report").iterdir()}
+    assert names >= set(OWN_FIGURES)
+    row = table_of(out / "report", "All measures, test")["ARS-5"]
+    result = json.loads((out / "seed-0" / "ars-5-0.001" / "result.json").read_text())
+    assert row["BLEU-1"] == f"{100 * result['test']['bleu_1']:.1f}"
+
+    written = (out / "rollouts.json").stat().st_mtime_ns
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert (out / "rollouts.json").stat().st_mtime_ns == written  # nothing is done twice
