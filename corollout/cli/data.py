@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from corollout.cli.data_captions import Scale, captions, check_captions
 from corollout.cli.features import features
+from corollout.cli.neighbours import neighbours
 from corollout.errors import InputError
 from corollout.reports.manifest import manifest
 from corollout.tasks.karel.dataset import SPLITS, KarelData
@@ -21,7 +22,6 @@ from corollout.tasks.karel.records import Form, Records, needed_side, read_recor
 from corollout.tasks.karel.settings import scale as scale_settings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make and check data sets.")
-app.command()(captions)
 
 
 class Forms(StrEnum):
@@ -113,4 +113,5 @@ def _summary(tasks: KarelData | Records) -> str:
     )
 
 
-app.command()(features)
+for command in (captions, features, neighbours):
+    app.command()(command)

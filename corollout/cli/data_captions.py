@@ -12,6 +12,7 @@ from corollout.errors import InputError
 from corollout.reports.manifest import manifest
 from corollout.tasks.captioning.arrays import SPLITS
 from corollout.tasks.captioning.dataset import CaptionData
+from corollout.tasks.captioning.feature_files import network_of
 from corollout.tasks.captioning.features import open_features
 from corollout.tasks.captioning.files import check_new
 from corollout.tasks.captioning.preparation import PreparationSettings, prepare
@@ -127,7 +128,7 @@ def captions(
                 settings,
                 photos=images,
                 skip_bad=skip_bad,
-                facts=manifest(),
+                facts=manifest(network=network_of(features)),
                 on_progress=follow,
                 warn=warn,
             )

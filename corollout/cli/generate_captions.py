@@ -60,7 +60,7 @@ class ImageFiles:
     def __init__(self, task: CaptionTask, paths: Sequence[Path], network: str | None):
         self._paths = list(dict.fromkeys(paths))
         self._vocabulary = task.data.vocabulary
-        name = network or task.data.meta["features"].get("network") or DEFAULT
+        name = network or task.data.meta["made"].get("network") or DEFAULT
         loaded = load_network(name, task.device)
         if loaded.width != task.data.width:
             raise InputError(

@@ -34,7 +34,8 @@ ol.trunk > li.moved > .node:before { background: #0072B2; border-color: #0072B2;
          vertical-align: baseline; margin-right: .4rem; }
 .meter i { display: block; height: 100%; background: #0072B2; }
 ul.branches { list-style: none; margin: .1rem 0 .5rem; padding: 0; }
-ul.branches li { position: relative; display: grid; grid-template-columns: var(--reward, 2.2rem) minmax(0, 36rem) 9.5rem;
+ul.branches li { position: relative; display: grid;
+                 grid-template-columns: var(--reward, 2.2rem) minmax(0, 36rem) 9.5rem;
                  align-items: start; gap: 0 .8rem; padding: .12rem 0 .12rem 1.5rem; }
 ul.branches li:before { content: ""; position: absolute; left: -1.1rem; top: 0; width: 2.1rem; height: .85rem;
                         border-bottom: 2px solid #d0d7de; }

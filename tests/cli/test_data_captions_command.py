@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 from corollout.cli.data import app
 from corollout.errors import InputError
 from corollout.tasks.captioning import CaptionData
+from corollout.tasks.captioning.metrics import Scorer
+from corollout.tasks.captioning.neighbours import consensus
 
 
 def run(*arguments: object) -> Result:
@@ -125,3 +127,17 @@ def test_a_folder_is_checked(files: Path):
     (files / "out" / "features.npy").write_bytes(bytes(content))
     assert "features.npy is not what was written" in refused("check", files / "out")
     assert "is no prepared data set of captions" in refused("check", files)
+
+
+def test_neighbours_caption_without_a_model(files: Path):
+    done("captions", "--captions", files / "karpathy.json", "--features", files / "features.npy",
+         "--more-than", 0, "--out", files / "out")  # fmt: skip
+    told = json.loads(done("neighbours", files / "out", "-k", 2, "--json").stdout)
+    data = CaptionData.open(files / "out")
+    chosen = consensus(data.split("train"), data.split("test"), 2)
+    scores, values = Scorer(data.split("test").references).all(chosen)
+    assert told["cider"] == pytest.approx(float(scores.mean()))
+    assert told["bleu_1"] == pytest.approx(values["bleu_1"])
+    assert "CIDEr-D" in done("neighbours", files / "out", "-k", 2).stdout
+    assert "there are 6 training images" in refused("neighbours", files / "out", "-k", 7)
+    assert "no split 'none'" in refused("neighbours", files / "out", "--split", "none")

@@ -17,14 +17,14 @@ from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.language import END
 from corollout.tasks.karel.metrics import SolvesTask
-from corollout.tasks.karel.task import KarelTask
+from corollout.tasks.task import Task
 from corollout.training import Estimate, estimate
 from corollout.training.settings import FinetuneSettings, MachineSettings
 
 BRANCHING = ("arsm", "ars-5", "sc", "sc-3", "mc-0", "mc-2")
 WHOLE = ("reinforce", "rloo-4", "rl_beam-4")
 SCORE = ("sc", "sc-3", "mc-0", "mc-2", *WHOLE)
-Opened = tuple[KarelTask, Engine]
+Opened = tuple[Task, Engine]
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ from corollout.training import (
     probe_variance,
     rewards_of,
 )
+from corollout.training.loop import rollouts_by_step
 from corollout.types import Sampler
 
 ANY = ["arsm", "ars-2", "reinforce", "rloo-3", "sc", "mc-0", "mc-2", "rl-beam-4"]
@@ -428,6 +429,14 @@ def test_metrics_say_what_happened():
     sample.backward()
     assert seen[0].reward == pytest.approx(sample.mean_reward)
     assert seen[0].gradient_norm == pytest.approx(float(gradients(policy).norm()))
+
+
+def test_rollouts_are_counted_by_their_steps():
+    sample = estimated(make_policy(), make_data().batch(range(8)), "arsm")
+    lengths, steps = sample.trajectories.lengths.tolist(), sample.plan.branches.step.tolist()
+    wanted = [steps.count(t) / sum(length > t for length in lengths) for t in range(max(lengths))]
+    assert rollouts_by_step(sample) == pytest.approx(wanted, abs=1e-4)
+    assert sum(wanted) > 0
 
 
 def test_a_run_stops_after_its_updates():

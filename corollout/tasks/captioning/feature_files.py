@@ -70,6 +70,15 @@ def write_features(
     return Written(target, _names_path(target), len(paths) - len(bad), bad)
 
 
+def network_of(path: Path) -> str | None:
+    """The name of the network that made the features in a file, if this is known."""
+    try:
+        name = json.loads(_about_path(path).read_text("utf-8"))["network"] if path.suffix == ".npy" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
 class _Partial:
     """The rows that are done so far, of a file that is not complete yet."""
 
