@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import (
     arsm_scaling,
     caption_data,
+    caption_update,
     cider,
     harness,
     karel_machine,
@@ -28,6 +29,7 @@ MODULES = {
     "karel_machine": karel_machine,
     "karel_update": karel_update,
     "cider": cider,
+    "caption_update": caption_update,
     "caption_data": caption_data,
 }
 Name = StrEnum("Name", list(MODULES))

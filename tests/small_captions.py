@@ -36,7 +36,7 @@ def small_run(factory: pytest.TempPathFactory) -> Path:
     if not _made:
         folder = factory.mktemp("small_captions")
         _prepare(folder)
-        settings = PretrainSettings(learning_rate=2e-2, batch_size=15, epochs=12, evaluate_every=12)
+        settings = PretrainSettings(learning_rate=2e-2, batch_size=15, epochs=20, evaluate_every=20)
         model = ModelSettings(embedding=16, hidden=32, dropout=0.0)
         jobs.new_pretraining(folder / "run", "captions", folder / "data", model, settings, MachineSettings())
         jobs.resume(folder / "run")
@@ -71,4 +71,5 @@ def _prepare(folder: Path) -> None:
         folder / "data",
         PreparationSettings(more_than=3),
         photos=folder / "photos",
+        facts={"network": SmallColours.name},
     )

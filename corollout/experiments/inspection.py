@@ -1,7 +1,7 @@
 """One gradient estimate for one example, taken apart: all that was sampled, what it earned, what each reward did."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -36,7 +36,7 @@ class Branch:
     sequence: list[int]  # end token included
     reward: float
     norm: float  # of the coefficients
-    credit: Callable[[], Float[Tensor, "step vocab"]]
+    credit: Callable[[], Float[Tensor, "step vocab"]] = field(repr=False)
 
     @property
     def coefficients(self) -> Float[Tensor, "step vocab"]:
@@ -266,7 +266,7 @@ def _branches(found: Estimate, logits: Float[Tensor, "row step vocab"]) -> dict[
 
 def _coefficients(
     found: Estimate, logits: Float[Tensor, "row step vocab"], source: int, parent: int
-) -> Float[Tensor, "step vocab"]:
+) -> Float[Tensor, "own vocab"]:
     """The gradient is linear in the rewards: what a reward of 1 does alone are its coefficients."""
     alone = torch.zeros_like(found.rewards)
     alone[source] = 1.0

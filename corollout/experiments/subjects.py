@@ -1,7 +1,7 @@
 """The examples that sequences are written for, as people see them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,7 +72,7 @@ class CaptionSubject:
     name: str
     photo: Path | None
     references: list[str]
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary = field(repr=False)
 
     task, noun, written = "captioning", "image", "caption"
     prose = graded = True

@@ -26,3 +26,10 @@ def test_a_wrong_value_is_noticed(problem: cider.Problem, monkeypatch: pytest.Mo
     monkeypatch.setitem(cider.CONTESTANTS, cider.LISTS, lambda problem: cider.score_array(problem) + 1e-6)
     with pytest.raises(AssertionError, match="differ by up to 1"):
         cider.check(problem)
+
+
+def test_the_rollouts_of_an_update_are_scored_alike():
+    problem = cider.make_problem(cider.QUICK, cider.rolled_out)
+    assert len(problem.lists) % cider.IMAGES == 0
+    assert len(problem.lists) > cider.IMAGES
+    assert np.abs(cider.score_lists(problem)[: len(problem.texts)] - cider.score_plainly(problem)).max() < 1e-12
