@@ -1,8 +1,8 @@
 """How many captions a second does CIDEr-D take? The compiled metric against the reference scorer, on one thread.
 
 There are two batches for 50 images with five references each. One is what an ARS-20 update really asks for: the
-rollouts of a captioner that has learnt generated scenes for a while. The other has the vocabulary of COCO: hypotheses of
-about ten words, drawn by Zipf's law; each is a reference of its image with some words drawn anew. Everybody has the
+rollouts of a captioner that has learnt generated scenes for a while. The other has the vocabulary of COCO: hypotheses
+of about ten words, drawn by Zipf's law; each is a reference of its image with some words drawn anew. Everybody has the
 references and the document frequencies, those of the 50 images, ready beforehand, and must give the same values.
 
 Ours gets token ids, as an array or as Python lists; the packing of lists is timed. The reference scorer is that of

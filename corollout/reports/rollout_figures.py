@@ -16,18 +16,26 @@ from corollout.reports.rollouts import Correlation, Sentences, StepMap
 # From a tint that is still seen on white to the darkest: what is empty stays white.
 _DENSITY = LinearSegmentedColormap.from_list("density", ["#dbe9f6", "#6baed6", "#0072B2", "#06304f"])
 _TENTHS = 10
+_MOST = 99  # percentile at which axes and colours end
 
 
 def density_figure(sentences: Sentences, measure: str) -> Figure:
-    """How many sentences have which score and so many rollouts a token; both alone at the sides."""
+    """How many sentences have which score and so many rollouts a token; both alone at the sides.
+
+    Both have long tails: what is beyond the 99th percentile of one of them counts, but is not drawn.
+    """
     scores, rollouts = 100 * sentences.scores, sentences.per_token
+    tenths, found = _tenths(scores, rollouts), Correlation.of(scores, rollouts)
+    drawn = (scores <= np.percentile(scores, _MOST)) & (rollouts <= np.percentile(rollouts, _MOST))
+    title = f"{sentences.label}: {len(scores):,} sentences" + (f", {found.words()}" if found else "")
+    scores, rollouts = scores[drawn], rollouts[drawn]
     with matplotlib.rc_context(rc=STYLE):
         figure = Figure(figsize=(5.6, 4.3), layout="constrained")
         grid = figure.add_gridspec(2, 2, width_ratios=(5, 1), height_ratios=(1, 5))
         axes = figure.add_subplot(grid[1, 0])
-        bins = axes.hexbin(scores, rollouts, gridsize=(32, 18), mincnt=1, cmap=_DENSITY, linewidths=0.2)
-        axes.plot(*_tenths(scores, rollouts), color=COLOURS[1], marker="o", markersize=4, linewidth=1.6,
-                  markeredgecolor="white", markeredgewidth=0.6, label="mean of each tenth")  # fmt: skip
+        bins = axes.hexbin(scores, rollouts, gridsize=(32, 18), mincnt=1, bins="log", cmap=_DENSITY, linewidths=0.2)
+        axes.plot(*tenths, color=COLOURS[1], marker="o", markersize=4, linewidth=1.6, markeredgecolor="white",
+                  markeredgewidth=0.6, label="mean of each tenth")  # fmt: skip
         axes.legend(loc="upper right", handlelength=1.6)
         axes.set_xlabel(f"{measure} of the main sentence, times 100")
         axes.set_ylabel("rollouts per token")
@@ -38,12 +46,13 @@ def density_figure(sentences: Sentences, measure: str) -> Figure:
         beside.hist(rollouts, bins=40, color=COLOURS[0], alpha=0.75, orientation="horizontal")
         for side in (above, beside):
             side.set_axis_off()
-        found = Correlation.of(scores, rollouts)
-        above.set_title(f"{sentences.label}: {len(scores):,} sentences" + (f", {found.words()}" if found else ""))
+        above.set_title(title)
         bar = figure.colorbar(bins, ax=beside, fraction=0.25, pad=0.08, aspect=30)
         bar.outline.set_visible(False)
         bar.set_label("sentences")
-        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(_plain))
+        bar.ax.yaxis.set_minor_locator(NullLocator())
     return figure
 
 
@@ -51,6 +60,11 @@ def _tenths(x: np.ndarray, y: np.ndarray) -> tuple[list[float], list[float]]:
     """The mean point of each tenth of the points, in the order of x."""
     parts = [part for part in np.array_split(np.argsort(x, kind="stable"), _TENTHS) if len(part)]
     return [float(x[part].mean()) for part in parts], [float(y[part].mean()) for part in parts]
+
+
+def _plain(value: float, _: object) -> str:
+    """A tick of a logarithmic axis."""
+    return f"{value:g}"
 
 
 def step_figures(maps: Sequence[StepMap]) -> list[Figure]:
@@ -80,6 +94,8 @@ def steps_figure(maps: Sequence[StepMap]) -> Figure:
 def _draw_steps(figure: FigureBase, one: StepMap) -> None:
     """A map, step upon step, along training; beside it the steps early and late in training."""
     steps = len(one.values)
+    # A step that few sentences reach may have any mean: the few largest do not set the scale.
+    top = float(np.nanpercentile(one.values, _MOST)) or 1.0
     grid = figure.add_gridspec(1, 2, width_ratios=(3, 1.15))
     axes = figure.add_subplot(grid[0, 0])
     beside = figure.add_subplot(grid[0, 1], sharey=axes)
@@ -88,6 +104,7 @@ def _draw_steps(figure: FigureBase, one: StepMap) -> None:
         np.ma.masked_invalid(one.values),
         cmap=_DENSITY,
         vmin=0,
+        vmax=top,
         aspect="auto",
         interpolation="none",
         origin="lower",
@@ -98,7 +115,7 @@ def _draw_steps(figure: FigureBase, one: StepMap) -> None:
     axes.set_ylabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    bar = figure.colorbar(seen, ax=axes, fraction=0.06, pad=0.02, aspect=25)
+    bar = figure.colorbar(seen, ax=axes, fraction=0.06, pad=0.02, aspect=25, extend="max", extendfrac=0.03)
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     place = np.arange(1, steps + 1)
@@ -124,7 +141,7 @@ def fall_figure(curves: Sequence[tuple[int, Curves]]) -> Figure:
         if all(min(one.bands["rollouts_per_step"].low) > 0 for _, one in curves):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_major_formatter(FuncFormatter(_plain))
             axes.yaxis.set_minor_locator(NullLocator())
         axes.set_xlim(left=0)
         # As the lines lie: many references above few.

@@ -43,6 +43,12 @@ class Correlation:
         return [signed(self.r), f"{signed(self.interval[0])}…{signed(self.interval[1])}", p_words(self.p)]
 
 
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Places in the order of values; equal ones share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (count.cumsum() - (count - 1) / 2)[place]
+
+
 def correlation_cells(found: Correlation | None) -> list[str]:
     """r, its interval and p."""
     return [NOTHING] * 3 if found is None else found.cells()

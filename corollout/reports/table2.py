@@ -11,7 +11,7 @@ from corollout.reports import pages
 from corollout.reports.comparison import Method
 from corollout.reports.curves import Group, read_curves
 from corollout.reports.rollout_figures import density_figure, fall_figure, step_figures, steps_figure
-from corollout.reports.rollouts import Correlation, Sentences, correlation_cells, read_step_map
+from corollout.reports.rollouts import Correlation, Sentences, correlation_cells, ranks, read_step_map
 from corollout.reports.table import Collected, Section, Words
 from corollout.reports.text import NOTHING, TextTable, number, percent
 from corollout.tasks.captioning.metrics import CIDER, NAMES
@@ -96,8 +96,8 @@ def _sections(plan: Plan, found: Collected, folder: Path) -> list[Section]:
 
 _STEPS_NOTE = (
     "Colour: rollouts that depart at a step of the main sentences, for each sentence that has it, mean over updates "
-    "and seeds; each method has a scale of its own. Beside it the same in the first and in the last tenth of the "
-    "updates. A sentence's last step is its end, unless it was cut."
+    "and seeds; each method has a scale of its own, up to its 99th percentile. Beside it the same in the first and in "
+    "the last tenth of the updates. A sentence's last step is its end, unless it was cut."
 )
 
 
@@ -144,6 +144,7 @@ def _density_section(plan: Plan, sentences: list[Sentences], folder: Path) -> Se
             percent(float(own.scores.mean()), 1),
             number(float(own.rollouts.sum() / own.lengths.sum())),
             *correlation_cells(Correlation.of(own.scores, own.per_token)),
+            *correlation_cells(Correlation.of(ranks(own.scores), ranks(own.per_token))),
             *correlation_cells(Correlation.of(own.scores, own.rollouts)),
         ]
         for own in sentences
@@ -151,11 +152,13 @@ def _density_section(plan: Plan, sentences: list[Sentences], folder: Path) -> Se
     note = (
         f"Sampled main sentences for training images at the best weights of each method, seed {plan.seeds[0]}: their "
         "CIDEr-D times 100, and the rollouts that the method wants for each token, a budget being left out. r: "
-        "Pearson's correlation over sentences of CIDEr-D with rollouts per token, and with all rollouts of a sentence; "
-        "95 % intervals and two-sided p by Fisher's z: atanh r is taken as normal, of variance 1 / (sentences − 3)."
+        "Pearson's correlation over sentences of CIDEr-D with rollouts per token; that of their ranks (Spearman's); "
+        "and that with all rollouts of a sentence. 95 % intervals and two-sided p by Fisher's z: atanh r is taken as "
+        "normal, of variance 1 / (sentences − 3). The figure leaves out what is beyond the 99th percentile of either."
     )
     header = ["method", "sentences", "CIDEr\u2011D", "rollouts a\u00a0token"]
-    header += ["r, per\u00a0token", "95\u00a0% interval", "p", "r, in\u00a0all", "95\u00a0% interval", "p"]
+    for name in ("r, per\u00a0token", "r of\u00a0ranks", "r, in\u00a0all"):
+        header += [name, "95\u00a0% interval", "p"]
     table = TextTable("Rollouts and CIDEr-D of a sentence", header, rows, [note])
     return Section(table.title, pages.figures_part([figure], "density"), table)
 

@@ -54,6 +54,14 @@ def test_karpathy(files: Path):
     data = CaptionData.open(files / "out")
     assert data.splits == {"train": 6, "val": 2, "test": 2}
     assert (data.longest, data.meta["more_than"], data.meta["made"]["command"] != "") == (5, 1, True)
+    assert data.meta["made"]["network"] is None
+
+
+def test_the_network_that_made_the_features_is_remembered(files: Path):
+    (files / "features.json").write_text('{"network": "mine"}')
+    done("captions", "--captions", files / "karpathy.json", "--features", files / "features.npy",
+         "--more-than", 1, "--out", files / "out")  # fmt: skip
+    assert CaptionData.open(files / "out").meta["made"]["network"] == "mine"
 
 
 def test_flickr_with_images_held_out(files: Path):

@@ -12,7 +12,7 @@ from synthetic_runs import make_run, sentences
 
 from corollout.reports.curves import Group, read_curves
 from corollout.reports.rollout_figures import _tenths, density_figure, fall_figure, step_figures, steps_figure
-from corollout.reports.rollouts import Correlation, Sentences, p_words, read_step_map, step_map
+from corollout.reports.rollouts import Correlation, Sentences, p_words, ranks, read_step_map, step_map
 
 
 def permuted_p(x: np.ndarray, y: np.ndarray, count: int = 20_000) -> float:
@@ -53,6 +53,10 @@ def test_where_no_correlation_is_defined():
     assert perfect is not None
     assert (perfect.r, perfect.p) == (pytest.approx(-1.0), 0.0)
     assert [p_words(p) for p in (0.034, 1e-4, 9e-5, 0.0)] == ["0.034", "0.0001", "< 0.0001", "< 0.0001"]
+
+
+def test_equal_values_share_their_ranks():
+    np.testing.assert_allclose(ranks(np.array([3.0, 1.0, 3.0, 7.0, 3.0, 1.0])), [4, 1.5, 4, 6, 4, 1.5])
 
 
 def test_a_map_of_steps_by_hand():
@@ -109,6 +113,9 @@ def test_the_density_of_rollouts_against_scores():
     found = Correlation.of(own.scores, own.per_token)
     assert found is not None
     assert found.r < -0.3
+    counted = figure.axes[0].collections[0].get_array()
+    assert counted is not None
+    assert 600 * 0.98 <= counted.sum() <= 600 * 0.99 + 1  # the tails of both are left out
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert f"ARS-20: 600 sentences, {found.words()}" in titles
     x, y = _tenths(np.arange(20.0)[::-1], np.arange(20.0))
@@ -116,6 +123,9 @@ def test_the_density_of_rollouts_against_scores():
     assert y == [18.5 - 2 * i for i in range(10)]
     same = Sentences("ARSM", np.ones(5), np.full(5, 3.0), np.zeros(5))
     assert_inside(density_figure(same, "CIDEr-D"))
+
+
+VALUES = {"ARS-1": 1.0, "ARS-5": 50.0}
 
 
 def test_maps_are_drawn_alone_and_together():
@@ -129,6 +139,13 @@ def test_maps_are_drawn_alone_and_together():
         widths = [patch.get_width() for patch in bars.patches if isinstance(patch, Rectangle)]
         assert widths == pytest.approx([(2 + 1 + 2 / 3) / 3, 1, 2 / 3 * (1 / 28 + 1 / 29 + 1 / 30), 1])
     assert_inside(steps_figure(drawn))
+    # One cell of 120 that is far above the others does not set the scale; without any rollout there is a scale, too.
+    strange = [step_map(name, [[(u, [1.0, v if u == 9 else 1.0]) for u in range(1, 61)]]) for name, v in VALUES.items()]
+    silent = step_map("ARS-1", [[(u, [0.0, 0.0]) for u in range(1, 61)]])
+    limits = [
+        figure.axes[0].get_images()[0].get_clim() for figure in step_figures([m for m in (*strange, silent) if m])
+    ]
+    assert limits == [(0, 1), (0, 1), (0, 1)]
     assert len(steps_figure(drawn).axes) == 9  # map, bars and scale of colours for each
 
 

@@ -15,11 +15,22 @@ from image_files import MeanColours, make_images, slow_features
 
 from corollout.errors import InputError
 from corollout.tasks.captioning import open_features
-from corollout.tasks.captioning.feature_files import write_features
+from corollout.tasks.captioning.feature_files import network_of, write_features
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_file_names_its_network(tmp_path: Path):
+    out = tmp_path / "x.npy"
+    write_features(make_images(tmp_path / "images", 2), MeanColours(), out)
+    assert network_of(out) == "mean-colours"
+    assert network_of(tmp_path / "x.npz") is None
+    assert network_of(tmp_path / "y.npy") is None
+    for damaged in ("{", "[]", "{}", '{"network": 3}'):
+        (tmp_path / "x.json").write_text(damaged)
+        assert network_of(out) is None
 
 
 def test_features_are_written_as_their_reader_expects_them(tmp_path: Path):
