@@ -1,8 +1,10 @@
 """What every task has in common, so that training, experiments and reports need not know which one it is."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -66,8 +68,7 @@ class Split(Protocol):
         ...
 
 
-@runtime_checkable
-class Task(Protocol):
+class Task(ABC):
     """Data, engine, reward and evaluation from the settings of a run."""
 
     name: str
@@ -75,28 +76,34 @@ class Task(Protocol):
     rewards: tuple[str, ...]  # their names, the usual one first
     device: str
 
-    @property
-    def train(self) -> Any: ...
+    @cached_property
+    def train(self) -> Any:
+        return self.split("train")
+
+    @cached_property
+    def val(self) -> Any:
+        return self.split("val")
 
     @property
-    def val(self) -> Any: ...
-
-    @property
+    @abstractmethod
     def lessons(self) -> Columns:
         """What maximum likelihood learns from: contexts with targets."""
-        ...
 
-    def split(self, name: str) -> Any: ...
+    @abstractmethod
+    def split(self, name: str) -> Any:
+        """The examples of a split."""
 
+    @abstractmethod
     def engine(self, seed: int = 0) -> Engine:
         """A new model with its engine."""
-        ...
 
+    @abstractmethod
     def reward(self, kind: str, split: Any = None) -> Reward:
         """The reward of sequences for the examples of a split, by default for those to train on."""
-        ...
 
-    def evaluate(self, engine: Engine, split: Any, beam: int = 0) -> Any: ...
+    @abstractmethod
+    def evaluate(self, engine: Engine, split: Any, beam: int = 0) -> Any:
+        """What the engine's policy achieves on a split: an ``Evaluation``."""
 
 
 @dataclass(frozen=True)

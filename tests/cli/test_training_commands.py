@@ -40,7 +40,7 @@ def test_a_model_is_trained_fine_tuned_and_evaluated(tmp_path: Path, data: Path)
     first, second = tmp_path / "mle", tmp_path / "arsm"
     said = call("pretrain", "karel", "--data", data, "--out", first, *SIZES, "--epochs", "2", "--batch-size", "3")
     assert said.exit_code == 0
-    assert "Best Generalization on the validation data" in said.stdout
+    assert "Best on the validation data: Generalization" in said.stdout
     budget = ["--unit", "updates", "--budget", "3", "--evaluate-every", "2", "--batch-size", "2"]
     said = call("finetune", first, "--estimator", "arsm", "--out", second, *budget)
     assert said.exit_code == 0
@@ -49,7 +49,7 @@ def test_a_model_is_trained_fine_tuned_and_evaluated(tmp_path: Path, data: Path)
     said = call("evaluate", second, "--beam", "2", "--json")
     numbers = json.loads(said.stdout)
     assert {"generalization", "semantic", "exact", "syntax", "top_1", "top_2"} <= numbers.keys()
-    assert json.loads((second / "evaluation-test.json").read_text())["tasks"] == 3
+    assert json.loads((second / "evaluation-test.json").read_text())["count"] == 3
     assert "Generalization" in call("evaluate", second, "--split", "val", "--beam", "0").stdout
 
 

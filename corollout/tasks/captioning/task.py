@@ -20,7 +20,7 @@ from corollout.tasks.captioning.metrics import CIDER, Evaluation, Scorer, evalua
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.tasks.captioning.settings import ModelSettings, scale
 from corollout.tasks.captioning.vocabulary import END
-from corollout.tasks.task import Kind
+from corollout.tasks.task import Kind, Task
 
 REWARDS = ("cider-d",)
 _LOOKED_AT = 4096  # images by which features are standardised
@@ -83,7 +83,7 @@ class Split:
         return Split(self.data.first(min(count, len(self.data))))
 
 
-class CaptionTask:
+class CaptionTask(Task):
     """The splits of a prepared data set, and what is done with them."""
 
     name = "captions"
@@ -96,14 +96,6 @@ class CaptionTask:
     @cached_property
     def data(self) -> CaptionData:
         return CaptionData.open(self.folder)
-
-    @cached_property
-    def train(self) -> Split:
-        return self.split("train")
-
-    @cached_property
-    def val(self) -> Split:
-        return self.split("val")
 
     @property
     def lessons(self) -> Columns:

@@ -18,7 +18,7 @@ from corollout.tasks.karel.language import END, START
 from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, Evaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
 from corollout.tasks.karel.settings import ModelSettings, scale
-from corollout.tasks.task import Kind
+from corollout.tasks.task import Kind, Task
 
 
 class ShownPairs:
@@ -43,7 +43,7 @@ def karel_columns(data: KarelData) -> Columns:
     return Columns(ids=ids, context=ShownPairs(data), task=range(len(data)), target=targets)
 
 
-class KarelTask:
+class KarelTask(Task):
     """The three splits of a folder, and what is done with them."""
 
     name = "karel"
@@ -60,14 +60,6 @@ class KarelTask:
     ):
         self.folder, self.model, self.device = folder, model, device
         self._skip_bad, self._warn = skip_bad, warn
-
-    @cached_property
-    def train(self) -> "Split":
-        return self.split("train")
-
-    @cached_property
-    def val(self) -> "Split":
-        return self.split("val")
 
     @property
     def lessons(self) -> Columns:
