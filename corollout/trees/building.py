@@ -1,7 +1,6 @@
 """Trees from nothing but an order of the tokens, from their frequencies, or from other trees."""
 
 import heapq
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ def limited(tree: Tree, max_depth: int) -> Tree:
     # ⌈log₂ k⌉ > r is k > 2^r; no tree has 2^62 tokens.
     too_large = tree.leaf_counts > np.int64(1) << room.clip(0, 62)
     splits_badly = (too_large[np.maximum(tree.children, 0)] & (tree.children >= 0)).any(1)
-    return rebalanced(tree, ((tree.heights > room) & splits_badly).nonzero()[0])
+    return rebalanced(tree, (tree.heights > room) & splits_badly)
 
 
 def huffman_tree(frequencies: np.ndarray, max_depth: int | None = None) -> Tree:
@@ -105,11 +104,11 @@ def relabelled(children: np.ndarray, token: np.ndarray) -> np.ndarray:
     return np.where(children < 0, ~token[np.maximum(~children, 0)], children)
 
 
-def rebalanced(tree: Tree, nodes: Iterable[int]) -> Tree:
-    """The tree with the subtrees of some inner nodes, which come in ascending order, made balanced."""
+def rebalanced(tree: Tree, where: np.ndarray) -> Tree:
+    """The tree with the subtrees of those inner nodes made balanced for which ``where`` is true."""
     children = tree.children.copy()
     end = 0
-    for node in map(int, nodes):
+    for node in where.nonzero()[0].tolist():
         if node < end:  # inside a subtree that is balanced already
             continue
         part = balanced_children(tree.tokens(node))

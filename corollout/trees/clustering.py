@@ -56,7 +56,8 @@ def bisect_tree(vectors: np.ndarray, max_depth: int | None = None) -> Tree:
     """The tree of recursive bisection: 2-means cuts the tokens in two, then each part, until parts are small.
 
     The means start from a cut through the centre across the principal axis, so nothing is random. No part is smaller
-    than an eighth of both, so that depth is in O(log V). Parts of up to 256 tokens are clustered by Ward's criterion.
+    than an eighth of both, so that there are O(log V) cuts above a token. Parts of up to 256 tokens are clustered by
+    Ward's criterion.
     Memory is about that of the vectors (one copy of them, besides V numbers), time is about V · dimension · depth:
     this is for vocabularies for which :func:`cluster_tree` is too large. With ``max_depth`` a cut is moved along its
     axis as far as is needed for both parts to fit; small parts are treated as by :func:`corollout.trees.limited`.
@@ -115,7 +116,7 @@ def _clustered(vectors: np.ndarray, method: str) -> Tree:
     tied = np.empty(len(children), bool)
     tied[number] = _tied(merges)[::-1]
     tree = Tree(renumbered(children, number))
-    return rebalanced(tree, (tied & (tree.leaf_counts > 2)).nonzero()[0])
+    return rebalanced(tree, tied & (tree.leaf_counts > 2))
 
 
 def _tied(merges: np.ndarray) -> np.ndarray:
