@@ -50,16 +50,16 @@ def limited(tree: Tree, max_depth: int) -> Tree:
     room = max_depth - tree.node_depths.astype(np.int64)
     # ⌈log₂ k⌉ > r is k > 2^r; no tree has 2^62 tokens.
     too_large = tree.leaf_counts > np.int64(1) << room.clip(0, 62)
-    splits_badly = (too_large[np.maximum(tree.children, 0)] & (tree.children >= 0)).any(1)
-    return rebalanced(tree, (tree.heights > room) & splits_badly)
+    splits_badly = too_large[np.maximum(tree.children, 0)] & (tree.children >= 0)
+    return rebalanced(tree, splits_badly[:, 0] | splits_badly[:, 1])
 
 
 def huffman_tree(frequencies: np.ndarray, max_depth: int | None = None) -> Tree:
     """A tree of the least expected depth Σ p_v length_v, by Huffman's algorithm; frequencies need not sum to 1.
 
     With ``max_depth`` it is the best among the trees that are not deeper (package-merge, Larmore and Hirschberg
-    1990). Among trees that are equally good it is one that is least deep. Tokens that never occur are among the
-    deepest.
+    1990). Of unlimited trees that are equally good it is one that is least deep. Tokens that never occur are no less
+    deep than any other.
     """
     weights = check_frequencies(frequencies)
     check_max_depth(len(weights), max_depth)

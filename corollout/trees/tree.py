@@ -93,15 +93,6 @@ class Tree:
             depths[level] = depth
         return depths
 
-    @cached_property
-    def heights(self) -> np.ndarray:
-        """int32[V − 1]: how many decisions there are at most from each inner node on to a token."""
-        heights = np.zeros(len(self.children), np.int32)
-        for level in reversed(self._levels):
-            below = self.children[level]
-            heights[level] = 1 + np.where(below >= 0, heights[np.maximum(below, 0)], 0).max(1)
-        return heights
-
     @property
     def histogram(self) -> np.ndarray:
         """int64[D + 1]: how many tokens there are at each depth."""

@@ -141,6 +141,24 @@ def test_any_vectors_can_be_bisected_within_any_depth(data: st.DataObject, size:
     assert tree.depth <= (10 * least_depth(size) if limit is None else limit)
 
 
+@pytest.mark.parametrize("farthest", [0.0, 9.0])
+def test_a_cut_is_moved_to_leave_room(farthest: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_GROUP", 2)
+    # Which side of the cut is the left one depends on which token is the farthest from the centre.
+    vectors = np.array(
+        [[1 - token / 1000, 0.0] for token in range(28)] + [[-7 - token / 1000, 0.0] for token in range(4)]
+    )
+    vectors[0, 1] = farthest
+    apart = frozenset(range(28, 32))
+    for depth in (6, 8):
+        tree = bisect_tree(vectors, depth)
+        assert tree.depth <= depth
+        assert apart in clusters_of(tree)
+    assert bisect_tree(vectors, 5).depth == 5
+    # The nearest of the others come along, so that there are sixteen on each side.
+    assert frozenset(range(16, 32)) in clusters_of(bisect_tree(vectors, 5))
+
+
 def test_vectors_that_do_not_differ_are_halved():
     for vectors in (np.ones((1000, 3)), np.full((1000, 3), 0.1, np.float32)):
         assert bisect_tree(vectors).depth == 10

@@ -64,6 +64,8 @@ def test_damage_is_noticed(tmp_path: Path):
     for length in range(0, len(data), 7):
         broken.write_bytes(data[:length])
         assert str(broken) in refusal(broken)
+    broken.write_bytes(data.replace(b'"I32"', b'"U32"'))  # the same bytes, taken for other numbers
+    assert "does not match its digest" in refusal(broken)
     sound = load_tree(path)
     said = []
     for place in range(len(data)):

@@ -34,16 +34,17 @@ def test_words_and_their_vectors(tmp_path: Path):
 
 def test_unknown_words_stand_with_their_relatives(tmp_path: Path):
     text = "snowboard 1 0\nsnowboarder 3 -2\nsnowmen 5 5\nsnow 7 7\nunhappy 2 2\ndog 4 4\n"
-    words = ["snowboarders", "snowboarding", "snowing", "unheard", "dogs", "unhappiness", *text.split()[::3]]
-    vectors, found = word_vectors(write(tmp_path, text), words)
-    assert found.tolist() == [False] * 6 + [True] * 6
-    everybody = vectors[6:].mean(0)
+    strangers = ["snowboarders", "snowboarding", "snowing", "unheard", "dogs", "unhappiness", "snowblindness"]
+    vectors, found = word_vectors(write(tmp_path, text), [*strangers, *text.split()[::3]])
+    assert found.tolist() == [False] * 7 + [True] * 6
+    everybody = vectors[7:].mean(0)
     assert vectors[0].tolist() == [3, -2]  # snowboarder
     assert vectors[1].tolist() == [2, -1]  # snowboard, snowboarder
     assert vectors[2].tolist() == [4, 2.5]  # all with snow
     assert vectors[3] == pytest.approx(everybody)  # three letters are too few
     assert vectors[4] == pytest.approx(everybody)
     assert vectors[5].tolist() == [2, 2]  # unhapp
+    assert vectors[6] == pytest.approx(everybody)  # snowb, which is less than half the word
 
 
 @pytest.mark.parametrize(
