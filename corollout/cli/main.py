@@ -16,6 +16,7 @@ from corollout.cli.karel import app as karel
 from corollout.cli.reproduce import app as reproduce
 from corollout.cli.score import score
 from corollout.cli.training import evaluate, finetune, pretrain
+from corollout.cli.tree import app as tree
 from corollout.errors import CorolloutError, Interrupted
 
 cli = typer.Typer(
@@ -34,6 +35,7 @@ cli.command()(inspect)
 cli.command()(score)
 cli.add_typer(karel, name="karel")
 cli.add_typer(data, name="data")
+cli.add_typer(tree, name="tree")
 cli.add_typer(reproduce, name="reproduce")
 
 
