@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from corollout.errors import InputError
 from corollout.estimators.ars import ARS
@@ -63,7 +63,21 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InputError(f"{plain} has no option {unknown[0]!r}; it has {', '.join(known)}")
+    for option, value in options.items():
+        _check(plain, option, value, get_type_hints(kind)[option])
     return kind(**options)
+
+
+def _check(name: str, option: str, value: Any, hint: Any) -> None:
+    """Refuse a word where a number belongs, and the like; which numbers it takes, the estimator itself says."""
+    if get_origin(hint) is Literal:
+        wanted, fits = " or ".join(get_args(hint)), value in get_args(hint)
+    elif hint is bool:
+        wanted, fits = "true or false", isinstance(value, bool)
+    else:
+        wanted, fits = "a number", not isinstance(value, str | bool)
+    if not fits:
+        raise InputError(f"{name} takes {wanted} for {option}, not {value!r}")
 
 
 def _listed(name: str, text: str) -> dict[str, Any]:

@@ -26,8 +26,9 @@ class DataSettings:
 def make_data(folder: Path, settings: DataSettings, on_progress: Callable[[int, int], None]) -> None:
     """Check the data set, or generate it if none was named and it is not there yet."""
     if settings.folder or folder.exists():
+        data = CaptionData.open(folder)
         for split in ("train", "val", "test"):
-            CaptionData.open(folder).split(split)
+            data.split(split)
         return
     counts = {"train": settings.train, "val": settings.val, "test": settings.test}
     make_scenes(folder, counts, seed=settings.data_seed, on_progress=on_progress)

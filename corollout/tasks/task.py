@@ -31,10 +31,6 @@ class Measure:
     def words(self, value: float) -> str:
         return f"{self.name} {100 * value:.1f}{self.unit}"
 
-    @property
-    def interval_name(self) -> str:
-        return "Wilson's" if self.shares else "normal"
-
 
 @runtime_checkable
 class Evaluation(Protocol):

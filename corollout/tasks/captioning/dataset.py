@@ -20,9 +20,10 @@ import numpy as np
 
 from corollout.errors import InputError
 from corollout.tasks.captioning.arrays import SPLITS, CaptionArrays
-from corollout.tasks.captioning.files import digest, read_lines
+from corollout.tasks.captioning.files import read_lines
 from corollout.tasks.captioning.names import file_name
 from corollout.tasks.captioning.vocabulary import Vocabulary
+from corollout.tasks.digests import digest
 
 VERSION = 1
 META, FEATURES = "meta.json", "features.npy"

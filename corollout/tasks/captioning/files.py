@@ -1,6 +1,5 @@
 """Text files read with errors that say where, and folders that are whole or absent."""
 
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -44,12 +43,6 @@ def read_names(path: Path) -> list[str]:
     if not lines:
         raise InputError(f"{path}: expected names of images, one a line, not an empty file")
     return list(lines)
-
-
-def digest(path: Path) -> str:
-    """A digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
 def check_new(path: Path) -> None:

@@ -19,10 +19,11 @@ from corollout.noise import Noise
 from corollout.tasks.captioning.arrays import SPLITS, CaptionArrays
 from corollout.tasks.captioning.dataset import FEATURES, META, SMALL, VERSION, CaptionData
 from corollout.tasks.captioning.features import Features
-from corollout.tasks.captioning.files import digest, new_folder
+from corollout.tasks.captioning.files import new_folder
 from corollout.tasks.captioning.gathering import NO_SPLIT, Captions
 from corollout.tasks.captioning.names import NO_NUMBER, match
 from corollout.tasks.captioning.vocabulary import Vocabulary
+from corollout.tasks.digests import digest
 
 _IMAGES = "images"
 _BLOCK = 1024  # rows of features that are in memory at a time

@@ -5,19 +5,18 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.tasks.digests import digest
 from corollout.tasks.karel.grids import Grids
 from corollout.tasks.karel.records import Form, read_records, resized, write_records
 
 _VERSION = 1
 _ARRAYS = ("tokens", "lengths", "input_cells", "input_hero", "output_cells", "output_hero", "ids")
-_BLOCK = 1 << 20
 
 
 SPLITS = ("train", "val", "test")
@@ -154,14 +153,10 @@ def _cache_of(source: Path, place: Path | str | None = None) -> Path:
 
 
 def _digest(path: Path) -> str:
-    total = blake2b(digest_size=20)
     try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                total.update(block)
+        return digest(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    return total.hexdigest()
 
 
 def _load(folder: Path, digest: str, warn: Callable[[str], None]) -> tuple[KarelData, int] | None:

@@ -15,10 +15,10 @@ from caption_files import flickr, karpathy, numbers, sentences, table
 from corollout.errors import InputError
 from corollout.tasks.captioning import preparation
 from corollout.tasks.captioning.dataset import CaptionData
-from corollout.tasks.captioning.files import digest
 from corollout.tasks.captioning.preparation import PreparationSettings, image_ids, prepare
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.text import tokenize
+from corollout.tasks.digests import digest
 
 SPLITS = {"train": 6, "restval": 3, "val": 4, "test": 2}
 SETTINGS = PreparationSettings(more_than=2, longest=4)
