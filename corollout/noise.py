@@ -189,6 +189,15 @@ def mix_compiled(x):
 
 
 @no_type_check
+@numba.njit(cache=True, nogil=True, inline="always")
+def uniform_compiled(key, step, position):
+    """One number of ``uniform``, in double precision."""
+    origin = mix_compiled(_U(key) + (_U(step) + _U(1)) * _U(_MIX_2))
+    draw = mix_compiled(origin + (_U(position) + _U(1)) * _U(_GAMMA)) >> _U(11)
+    return min((np.float64(draw) + 0.5) * _TWO_POW_MINUS_53, 1 - 2.0**-53)
+
+
+@no_type_check
 @numba.njit(cache=True, nogil=True)
 def _bits_compiled(keys, steps, out):
     for r in range(len(keys)):

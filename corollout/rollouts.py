@@ -6,7 +6,7 @@ start there. A row that has ended is dropped at once.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError, PolicyError
-from corollout.noise import BRANCH, COPY, MAIN, Noise, race
+from corollout.noise import BRANCH, COPY, MAIN, Noise
+from corollout.policies.heads import Head, head_of
 from corollout.policies.protocol import Policy, concat, evaluation_mode, select
-from corollout.types import Branches, Sampler, Sequences, Trajectories, full_precision
+from corollout.types import Branches, Sampler, Sequences, Trajectories
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Prefixes:
 
     rows: list[Int64[Tensor, " row"]]  # ascending
     states: list[Any]
+    outputs: list[Tensor]  # what the policy put out, if its head wants to see it again
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Engine:
             if value < least:
                 raise InputError(f"the engine needs {name} ≥ {least}, not {value}")
         self.policy = policy
+        self.head: Head = head_of(policy)
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
@@ -95,8 +98,9 @@ class Engine:
                 examples=examples[contexts],
                 samples=samples,
                 keys=keys,
-                log_probs=_log_probs(stacked, sequences),
+                log_probs=self._log_probs(stacked, sequences),
                 logits=stacked,
+                decisions=self.head.decisions(sequences.tokens),
             )
             return Mains(trajectories, prefixes, tokens)
 
@@ -105,11 +109,13 @@ class Engine:
         """The branches' whole sequences."""
         parents = mains.trajectories
         self._check(parents, branches)
+        keys = self._branch_keys(parents, branches, noise)
+        with evaluation_mode(self.policy):
+            branches = self._words(mains, branches, keys)
         out = _Sheet(len(branches), self.max_length, self.eos, branches.parent.device)
         before = torch.arange(self.max_length, device=branches.parent.device) < branches.step[:, None]
         width = parents.tokens.shape[1]
         out.tokens[:, :width] = torch.where(before[:, :width], parents.tokens[branches.parent], out.tokens[:, :width])
-        keys = self._branch_keys(parents, branches, noise)
         # In the order of their steps, the rows of a chunk are under way at the same time.
         order = branches.step.argsort(stable=True)
         tokens = 0
@@ -126,9 +132,11 @@ class Engine:
                 continue
             rows = prefix.rows[1]
             place = torch.searchsorted(prefix.rows[0], rows)
+            tokens = mains.trajectories.tokens
             with evaluation_mode(self.policy):
-                again, _ = self.policy.step(select(prefix.states[0], place), mains.trajectories.tokens[rows, 0])
-            gap = (again.log_softmax(1) - mains.trajectories.logits[rows, 1].log_softmax(1)).nan_to_num(0.0).abs()
+                again, _ = self.policy.step(select(prefix.states[0], place), tokens[rows, 0])
+                logits = self.head.logits(again[:, None], tokens[rows, 1:2])
+            gap = self.head.gap(logits, mains.trajectories.logits[rows, 1:2], tokens[rows, 1:2])
             if float(gap.max()) > score_tolerance(again.dtype):
                 raise PolicyError(
                     "policy.step changes its state in place: from a state that was kept, the same token gives other "
@@ -154,13 +162,16 @@ class Engine:
     ) -> tuple[Prefixes, list[Tensor]]:
         state = self.policy.start(select(memory, contexts[rows]))
         tokens = torch.full_like(rows, self.bos)
-        prefix, logits = Prefixes([], []), []
+        prefix, logits = Prefixes([], [], []), []
         for t in range(self.max_length):
-            logits_t, highest, state = self._step(state, tokens, t, lambda rows=rows: examples[contexts[rows]])
+            outputs, state = self._step(state, tokens)
+            tokens, logits_t, sound = self.head.choose(outputs, keys[rows], torch.full_like(rows, t), greedy)
+            _check_sound(sound, t, lambda rows=rows: examples[contexts[rows]])
             prefix.rows.append(rows)
             prefix.states.append(state)
+            if self.head.keeps_outputs:
+                prefix.outputs.append(outputs)
             logits.append(logits_t)
-            tokens = logits_t.argmax(1) if greedy else _choose(logits_t, highest, keys[rows], t, None)
             going = out.write(rows, t, tokens)
             if len(going) == 0:
                 break
@@ -181,7 +192,7 @@ class Engine:
         """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated."""
         generated = 0
         rows, tokens, state = chunk[:0], chunk[:0], None
-        some_greedy = bool(branches.greedy[chunk].any())
+        greedy_too = bool(branches.greedy[chunk].any())
         # The chunk's branches of step t are chunk[starts[t] : starts[t + 1]].
         starts = torch.searchsorted(
             branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
@@ -198,14 +209,11 @@ class Engine:
                 if starts[t + 1] == len(chunk):
                     break
                 continue
-            logits, highest, state = self._step(
-                concat(parts),
-                tokens,
-                t + 1,
-                lambda rows=rows: mains.trajectories.examples[branches.parent[rows]],
-            )
+            outputs, state = self._step(concat(parts), tokens)
             generated += len(rows)
-            tokens = _choose(logits, highest, keys[rows], t + 1, branches.greedy[rows] if some_greedy else None)
+            greedy = branches.greedy[rows] if greedy_too else False
+            tokens, _, sound = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy)
+            _check_sound(sound, t + 1, lambda rows=rows: mains.trajectories.examples[branches.parent[rows]])
             going = out.write(rows, t + 1, tokens)
             if len(going) < len(rows):
                 rows, tokens, state = rows[going], tokens[going], select(state, going) if len(going) else None
@@ -225,8 +233,23 @@ class Engine:
             return
         if not bool(((branches.step >= 0) & (branches.step < parents.lengths[branches.parent])).all()):
             raise InputError("a branch starts at a step which its main trajectory does not have")
-        if int(branches.token.min()) < 0:
+        if int(branches.token.min()) < 0 and not self.head.keeps_outputs:
             raise InputError(f"a branch starts with token {int(branches.token.min())}: tokens are counted from 0")
+
+    def _words(self, mains: Mains, branches: Branches, keys: Int64[Tensor, " branch"]) -> Branches:
+        """The branches with the words completed that were only begun."""
+        token = branches.token.clone()
+        begun = (token < 0).nonzero().squeeze(1)
+        for prefix in mains.prefixes if len(begun) else ():
+            for t, (rows, outputs) in enumerate(zip(prefix.rows, prefix.outputs, strict=True)):
+                here = begun[branches.step[begun] == t]
+                here, place = _among(rows, here, branches.parent)
+                if len(here):
+                    steps = torch.full_like(here, t)
+                    token[here] = self.head.finish(
+                        outputs[place], branches.token[here], keys[here], steps, branches.greedy[here]
+                    )
+        return replace(branches, token=token)
 
     # --- beams ---------------------------------------------------------------------------------------------------
 
@@ -271,12 +294,14 @@ class Engine:
         for t in range(self.max_length):
             if len(owner) == 0:
                 break
-            logits, _, state = self._step(state, tokens, t, lambda owner=owner: examples[owner])
+            outputs, state = self._step(state, tokens)
+            value, choice, sound = self.head.best(outputs, size)
+            _check_sound(sound, t, lambda owner=owner: examples[owner])
             generated += len(owner)
-            log_prob = logits.new_zeros(len(owner)) if log_prob is None else log_prob
-            score = score.to(logits.dtype)
-            width = min(size, logits.shape[1])
-            value, choice = (logits.log_softmax(1) + log_prob[:, None]).topk(width, 1)
+            log_prob = value.new_zeros(len(owner)) if log_prob is None else log_prob
+            score = score.to(value.dtype)
+            width = value.shape[1]
+            value = value + log_prob[:, None]
             candidates = value.new_full((count, size, width), -torch.inf)
             candidates[owner, slot] = value
             row_of = torch.zeros(count, size, dtype=torch.int64, device=device)
@@ -313,26 +338,30 @@ class Engine:
     def _chunks(self, rows: int, device: torch.device) -> Iterator[Int64[Tensor, " chunk"]]:
         yield from torch.arange(rows, device=device).split(self.max_rows) if rows else ()
 
-    def _step(
-        self, state: Any, tokens: Int64[Tensor, " row"], t: int, examples: Callable[[], Int64[Tensor, " row"]]
-    ) -> tuple[Float[Tensor, "row vocab"], Float[Tensor, " row"], Any]:
-        """The policy's step, checked: logits, the largest of each row, and the new state."""
-        logits, state = self.policy.step(state, tokens)
-        if logits.ndim != 2 or len(logits) != len(tokens):
+    def _step(self, state: Any, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row width"], Any]:
+        """The policy's step, checked for its shape."""
+        outputs, state = self.policy.step(state, tokens)
+        if outputs.ndim != 2 or len(outputs) != len(tokens):
             raise PolicyError(
-                f"policy.step returned logits of shape {list(logits.shape)} for {len(tokens)} rows; "
+                f"policy.step returned logits of shape {list(outputs.shape)} for {len(tokens)} rows; "
                 f"it must return [rows, V]"
             )
-        # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
-        logits = full_precision(logits)
-        highest = logits.amax(1)
-        if not bool(highest.isfinite().all()):
-            bad = ~highest.isfinite()
-            raise PolicyError(
-                f"policy.step returned NaN or +inf, or masked every token, "
-                f"for example {int(examples()[bad][0])} at step {t}"
-            )
-        return logits, highest, state
+        return outputs, state
+
+    def _log_probs(self, logits: Float[Tensor, "row step vocab"], sequences: Sequences) -> Float[Tensor, " row"]:
+        if logits.shape[2] == 0:
+            return logits.new_zeros(len(logits))
+        chosen = self.head.log_probs(logits, sequences.tokens)
+        place = torch.arange(chosen.shape[1], device=chosen.device)
+        return torch.where(place < sequences.lengths[:, None], chosen, 0.0).sum(1)
+
+
+def _check_sound(sound: Bool[Tensor, " row"], t: int, examples: Callable[[], Int64[Tensor, " row"]]) -> None:
+    if not bool(sound.all()):
+        raise PolicyError(
+            f"policy.step returned NaN or +inf, or masked every token, "
+            f"for example {int(examples()[~sound][0])} at step {t}"
+        )
 
 
 def score_tolerance(dtype: torch.dtype) -> float:
@@ -365,20 +394,6 @@ class _Sheet:
         return Sequences(self.tokens[:, :width], self.lengths, self.finished)
 
 
-def _choose(
-    logits: Float[Tensor, "row vocab"],
-    highest: Float[Tensor, " row"],
-    keys: Int64[Tensor, " row"],
-    t: int,
-    greedy: Bool[Tensor, " row"] | None,
-) -> Int64[Tensor, " row"]:
-    """A token for each row: the most probable where ``greedy`` says so, a draw elsewhere."""
-    if greedy is not None and bool(greedy.all()):
-        return logits.argmax(1)
-    drawn = race(logits, keys, torch.full_like(keys, t), highest)
-    return drawn if greedy is None else torch.where(greedy, logits.argmax(1), drawn)
-
-
 def _spawn(
     prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: Int64[Tensor, " branch"]
 ) -> tuple[Int64[Tensor, " fresh"], list[Any]]:
@@ -387,13 +402,20 @@ def _spawn(
     for prefix in prefixes:
         if t >= len(prefix.rows):
             continue
-        rows = prefix.rows[t]
-        place = torch.searchsorted(rows, parent[fresh]).clamp_(max=len(rows) - 1)
-        here = rows[place] == parent[fresh]
-        if bool(here.any()):
-            ordered.append(fresh[here])
-            states.append(select(prefix.states[t], place[here]))
+        here, place = _among(prefix.rows[t], fresh, parent)
+        if len(here):
+            ordered.append(here)
+            states.append(select(prefix.states[t], place))
     return torch.cat(ordered), states
+
+
+def _among(
+    rows: Int64[Tensor, " row"], some: Int64[Tensor, " some"], parent: Int64[Tensor, " branch"]
+) -> tuple[Int64[Tensor, " found"], Int64[Tensor, " found"]]:
+    """Those of some branches whose parents are among the rows, which ascend, and where their parents stand there."""
+    place = torch.searchsorted(rows, parent[some]).clamp_(max=len(rows) - 1)
+    here = rows[place] == parent[some]
+    return some[here], place[here]
 
 
 def _stack_logits(
@@ -408,11 +430,3 @@ def _stack_logits(
         for t, (logits_t, alive) in enumerate(zip(chunk, prefix.rows, strict=True)):
             stacked[alive, t] = logits_t
     return stacked
-
-
-def _log_probs(logits: Float[Tensor, "row step vocab"], sequences: Sequences) -> Float[Tensor, " row"]:
-    if logits.shape[2] == 0:
-        return logits.new_zeros(len(logits))
-    chosen = logits.gather(2, sequences.tokens[:, :, None]).squeeze(2) - logits.logsumexp(2)
-    place = torch.arange(chosen.shape[1], device=chosen.device)
-    return torch.where(place < sequences.lengths[:, None], chosen, 0.0).sum(1)

@@ -31,6 +31,19 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Decisions:
+    """Tokens that are chosen by binary decisions: at depth i, bit 1 has the probability σ(logit i)."""
+
+    bits: Bool[Tensor, "row step depth"]
+    there: Bool[Tensor, "row step depth"]  # a token has as many decisions as its path is long
+    other: Int64[Tensor, "row step depth"]  # where the opposite bit leads, as ``Branches.token`` has it
+
+    def scores(self, logits: Float[Tensor, "row step depth"]) -> Float[Tensor, "row step depth"]:
+        """d log p(token) / d logits."""
+        return torch.where(self.there, self.bits.to(logits.dtype) - logits.sigmoid(), 0.0)
+
+
+@dataclass(frozen=True)
 class Trajectories(Sequences):
     """Main trajectories: where each comes from, and the logits that its tokens were chosen from."""
 
@@ -41,6 +54,8 @@ class Trajectories(Sequences):
     log_probs: Float[Tensor, " row"]
     # In float32 or float64, zero beyond a row's length. A beam keeps no logits: there vocab = 0.
     logits: Float[Tensor, "row step vocab"]
+    # If tokens are walks down a tree, their decisions; then there is a logit for each decision, not for each token.
+    decisions: Decisions | None = None
 
     @property
     def mask(self) -> Bool[Tensor, "row step"]:
@@ -50,7 +65,10 @@ class Trajectories(Sequences):
 
 @dataclass(frozen=True)
 class Branches:
-    """Departures from main trajectories: parent's prefix up to ``step``, then ``token``, then a completion."""
+    """Departures from main trajectories: parent's prefix up to ``step``, then ``token``, then a completion.
+
+    A negative token is one that was only begun: −1 − n stands for whatever is drawn below inner node n of a tree.
+    """
 
     parent: Int64[Tensor, " branch"]
     step: Int64[Tensor, " branch"]

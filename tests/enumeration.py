@@ -62,7 +62,7 @@ class Problem:
             with torch.no_grad():
                 policy.table[:, -1] = -torch.inf
         generator = torch.Generator().manual_seed(seed + 1)
-        sequences = _sequences(vocab, length)
+        sequences = sequences_of(vocab, length)
         values = 2 * torch.randn(len(sequences), generator=generator, dtype=torch.float64) + 0.5
         return cls(policy, dict(zip(sequences, values.tolist(), strict=True)))
 
@@ -73,12 +73,17 @@ class Problem:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         return torch.tensor([self.rewards[tuple(row[:n])] for row, n in rows], dtype=torch.float64)
 
+    def token_log_probs(self) -> Tensor:
+        """Of every token after every prefix, differentiable."""
+        return self.policy.table.log_softmax(1)
+
     def expected_reward(self) -> Tensor:
         """Σ over all sequences of probability × reward, differentiable."""
         total = torch.zeros((), dtype=torch.float64)
+        log_probs = self.token_log_probs()
         for sequence, reward in self.rewards.items():
             tokens = torch.tensor([sequence])
-            log_p = self.policy.table[self.policy.prefix_numbers(tokens)[0]].log_softmax(1)
+            log_p = log_probs[self.policy.prefix_numbers(tokens)[0]]
             total = total + reward * log_p[torch.arange(len(sequence)), tokens[0]].sum().exp()
         return total
 
@@ -104,18 +109,22 @@ class Problem:
         rewards = torch.cat([self.reward_of(mains.trajectories), self.reward_of(done.sequences)])
         trajectories = mains.trajectories
         with torch.no_grad():
-            logits = self.policy.table[
+            outputs = self.policy.table[
                 self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)
             ]
-        g = plan.gradient(rewards, logits)
+            g = plan.gradient(rewards, engine.head.logits(outputs, trajectories.tokens))
         out = torch.zeros(batch, *self.policy.table.shape, dtype=g.dtype)
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         prefix = self.policy.prefix_numbers(trajectories.tokens)[rows, steps]
-        out.index_put_((trajectories.contexts[rows], prefix), g[rows, steps], accumulate=True)
+        self.put(out, trajectories.contexts[rows], prefix, trajectories.tokens[rows, steps], g[rows, steps])
         return out, trajectories
 
+    def put(self, out: Tensor, contexts: Tensor, prefixes: Tensor, tokens: Tensor, g: Tensor) -> None:
+        """Add gradients with respect to the logits of single tokens to those with respect to the table."""
+        out.index_put_((contexts, prefixes), g, accumulate=True)
 
-def _sequences(vocab: int, length: int) -> list[tuple[int, ...]]:
+
+def sequences_of(vocab: int, length: int) -> list[tuple[int, ...]]:
     """All sequences that end with token 0 or at the maximal length."""
     words = range(1, vocab)
     ended = [(*s, 0) for n in range(length) for s in product(words, repeat=n)]

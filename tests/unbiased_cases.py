@@ -12,8 +12,20 @@ from functools import cache
 import torch
 from enumeration import Problem
 from torch import Tensor
+from tree_problems import confident_words, words_of_five
 
-from corollout.estimators import ARM, ARS, RLOO, DisARM, Estimator, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators import (
+    ARM,
+    ARS,
+    RLOO,
+    BinaryTreeARSM,
+    BinaryTreeDisARM,
+    DisARM,
+    Estimator,
+    MonteCarlo,
+    Reinforce,
+    SelfCritic,
+)
 
 LIMIT = 6.5
 MOST_COMPARISONS = 10_000
@@ -132,5 +144,23 @@ CASES = [
     Case("mc-2", MonteCarlo(completions=2), three_of_four),
     Case("mc-3-own-noise", MonteCarlo(completions=3), three_of_four, engine=_own),
     Case("mc-2-two-samples", MonteCarlo(completions=2, samples=2), two_of_three, 20_000),
+    Case("bt-arsm", BinaryTreeARSM(), words_of_five),
+    Case("bt-arsm-own-noise", BinaryTreeARSM(), words_of_five, engine=_own),
+    Case("bt-arsm-confident", BinaryTreeARSM(), confident_words),
+    Case("bt-arsm-two-samples", BinaryTreeARSM(samples=2), words_of_five, 20_000),
+    Case("bt-arsm-three-completions", BinaryTreeARSM(completions=3), words_of_five, 20_000),
+    Case("bt-arsm-budget-1-each", BinaryTreeARSM(budget=1, budget_per="example"), words_of_five, 15_000),
+    Case("bt-arsm-budget-update", BinaryTreeARSM(budget=20), words_of_five, 24_000, group=16),
+    Case("bt-disarm", BinaryTreeDisARM(), words_of_five),
+    Case("bt-disarm-own-noise", BinaryTreeDisARM(), confident_words, engine=_own),
+    Case("bt-disarm-two-samples", BinaryTreeDisARM(samples=2, completions=2), words_of_five, 20_000),
+    Case("bt-disarm-budget-1-each", BinaryTreeDisARM(budget=1, budget_per="example"), words_of_five, 15_000),
+    Case("bt-reinforce-others", Reinforce(), words_of_five, 40_000, group=4, split=True),
+    Case("bt-reinforce-plain", Reinforce(baseline="none"), words_of_five),
+    Case("bt-rloo-3", RLOO(samples=3), words_of_five, 20_000),
+    Case("bt-self-critic", SelfCritic(), words_of_five),
+    Case("bt-self-critic-confident", SelfCritic(), confident_words),
+    Case("bt-mc-0", MonteCarlo(completions=0), words_of_five),
+    Case("bt-mc-2", MonteCarlo(completions=2), words_of_five, 20_000),
 ]
 BY_NAME = {case.name: case for case in CASES}

@@ -7,6 +7,7 @@ from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.registry import NAMES, make_estimator
 from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
 from corollout.estimators.single import estimate_gradient
+from corollout.estimators.tree import BinaryTreeARSM, BinaryTreeDisARM
 
 __all__ = [
     "ARM",
@@ -14,6 +15,8 @@ __all__ = [
     "NAMES",
     "RLOO",
     "BeamExpectation",
+    "BinaryTreeARSM",
+    "BinaryTreeDisARM",
     "ContrastPlan",
     "DisARM",
     "Estimator",

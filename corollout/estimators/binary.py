@@ -55,6 +55,10 @@ class ARM:
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         vocab = trajectories.logits.shape[-1]
+        if trajectories.decisions is not None:
+            raise InputError(
+                f"{type(self).__name__} is for a softmax over two tokens; a tree has bt-arsm and bt-disarm"
+            )
         if vocab != 2:
             raise InputError(f"{type(self).__name__} is for binary variables: V must be 2, not {vocab}; use arsm")
         rows, steps = trajectories.mask.nonzero(as_tuple=True)

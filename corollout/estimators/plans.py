@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.noise import Noise
-from corollout.types import Branches, Sampler, Trajectories
+from corollout.types import Branches, Decisions, Sampler, Trajectories
 
 Rewards = Float[Tensor, " source"]
 Logits = Float[Tensor, "row step vocab"]
@@ -46,7 +46,9 @@ class ContrastPlan:
 
         S[row, step, token] = Σ weight · (r_plus − r_minus),    g = S − c Σ_v S_v,
 
-    where c is the policy p = softmax(φ) (then every entry multiplies a score e_v − p) or uniform, 1/V.
+    where c is the policy p = softmax(φ) (then every entry multiplies a score e_v − p), uniform, 1/V, or nothing, 0.
+    Where tokens are walks down a tree, ``decisions`` are those of the main trajectories: "policy" then multiplies the
+    sum of a step's entries with the score of the main trajectory's own token, whatever ``token`` says.
     """
 
     branches: Branches
@@ -56,13 +58,18 @@ class ContrastPlan:
     plus: Int64[Tensor, " contrast"]
     minus: Int64[Tensor, " contrast"]
     weight: Float[Tensor, " contrast"]
-    centre: Literal["policy", "uniform"]
+    centre: Literal["policy", "uniform", "nothing"]
+    decisions: Decisions | None = None
 
     def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
         gap = rewards[self.plus] - rewards[self.minus]
-        gap = torch.where(gap.isnan(), 0.0, gap).to(logits.dtype)
-        g = torch.zeros_like(logits)
-        g.index_put_((self.row, self.step, self.token), self.weight.to(logits.dtype) * gap, accumulate=True)
+        credit = self.weight.to(logits.dtype) * torch.where(gap.isnan(), 0.0, gap).to(logits.dtype)
+        if self.centre == "policy" and self.decisions is not None:
+            of_step = logits.new_zeros(logits.shape[:2]).index_put_((self.row, self.step), credit, accumulate=True)
+            return of_step[:, :, None] * self.decisions.scores(logits)
+        g = torch.zeros_like(logits).index_put_((self.row, self.step, self.token), credit, accumulate=True)
+        if self.centre == "nothing":
+            return g
         total = g.sum(-1, keepdim=True)
         if self.centre == "policy":
             return g - total * logits.softmax(-1)
@@ -93,6 +100,8 @@ class GroupPlan:
         advantage = (self.weight.to(rewards.dtype) * self._above_baseline(rewards)).to(logits.dtype)
         mask = self.trajectories.mask
         per_step = torch.where(mask, advantage[:, None], 0.0)[:, :, None]
+        if self.trajectories.decisions is not None:
+            return per_step * self.trajectories.decisions.scores(logits)
         tokens = torch.where(mask, self.trajectories.tokens, 0)[:, :, None]
         return (-per_step * logits.softmax(-1)).scatter_add_(2, tokens, per_step)
 

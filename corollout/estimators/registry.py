@@ -9,6 +9,7 @@ from corollout.estimators.ars import ARS
 from corollout.estimators.binary import ARM, DisARM
 from corollout.estimators.plans import Estimator
 from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.tree import BinaryTreeARSM, BinaryTreeDisARM
 
 # Name -> class and the option that a number behind the name, or k, sets ("" for none).
 _ESTIMATORS: dict[str, tuple[type, str]] = {
@@ -21,8 +22,23 @@ _ESTIMATORS: dict[str, tuple[type, str]] = {
     "sc": (SelfCritic, "samples"),
     "mc": (MonteCarlo, "completions"),
     "rl-beam": (BeamExpectation, "size"),
+    "bt-arsm": (BinaryTreeARSM, ""),
+    "bt-disarm": (BinaryTreeDisARM, ""),
 }
-_ALIASES = {"self-critic": "sc", "scst": "sc", "td-scst": "mc-0", "ars-k": "ars", "mc-k": "mc", "beam": "rl-beam"}
+_ALIASES = {
+    "self-critic": "sc",
+    "scst": "sc",
+    "td-scst": "mc-0",
+    "ars-k": "ars",
+    "mc-k": "mc",
+    "beam": "rl-beam",
+    # Score-function estimators are the same for every head; these are the paper's names of them for a tree.
+    "bt-reinforce": "reinforce",
+    "bt-rf": "reinforce",
+    "bt-sc": "sc",
+    "bt-rloo": "rloo",
+    "bt-mc": "mc",
+}
 NAMES = tuple(_ESTIMATORS)
 
 

@@ -119,6 +119,7 @@ class SelfCritic:
             minus=baseline[rows, 0],
             weight=_ones(trajectories)[rows] / self.samples,
             centre="policy",
+            decisions=trajectories.decisions,
         )
 
 
@@ -166,6 +167,7 @@ class MonteCarlo:
             minus=baseline[rows, steps].repeat(copies),
             weight=_ones(trajectories)[rows].repeat(copies) / (copies * self.samples),
             centre="policy",
+            decisions=trajectories.decisions,
         )
 
 
@@ -179,7 +181,7 @@ def _greedy_baselines(trajectories: Trajectories, first_only: bool) -> tuple[Int
     """
     mask = trajectories.mask
     rows, width = mask.shape
-    greedy = trajectories.logits.argmax(-1)
+    greedy = _greedy_tokens(trajectories)
     leaves = mask & (greedy != trajectories.tokens)
     if first_only:
         leaves &= leaves.cumsum(1) == 1
@@ -190,6 +192,16 @@ def _greedy_baselines(trajectories: Trajectories, first_only: bool) -> tuple[Int
     source = torch.arange(rows, device=mask.device)[:, None].repeat(1, width + 1)
     source[row, step] = rows + torch.arange(len(row), device=mask.device)
     return source.gather(1, next_leave), Branches.of(row, step, greedy[row, step], greedy=True)
+
+
+def _greedy_tokens(trajectories: Trajectories) -> Int64[Tensor, "row step"]:
+    """What greedy decoding would have chosen in the place of each token; in a tree, maybe a word only begun."""
+    made = trajectories.decisions
+    if made is None:
+        return trajectories.logits.argmax(-1)
+    against = made.there & (made.bits != (trajectories.logits > 0))
+    first = against.long().argmax(-1, keepdim=True)
+    return torch.where(against.any(-1), made.other.gather(-1, first).squeeze(-1), trajectories.tokens)
 
 
 def _ones(trajectories: Trajectories) -> Tensor:

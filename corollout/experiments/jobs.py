@@ -120,6 +120,7 @@ def _pretrain(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any
         clip=settings.clip,
         decay=Decay(settings.decay, settings.decay_every),
         sampling=Sampling(settings.sampling, settings.sampling_every),
+        average=settings.average,
         seed=settings.seed,
         device=machine.device,
         clock=settings.clock,

@@ -12,6 +12,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.estimators import Estimator, Plan, make_estimator
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode, select
+from corollout.policies.heads import Head
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine, score_tolerance
 from corollout.types import Cost, Sequences, Trajectories, full_precision
@@ -74,9 +75,12 @@ def estimate(
         clock.lap("complete")
         rewards, calls = score_sequences(reward, batch, trajectories, plan, done.sequences)
         clock.lap("reward")
-        logits = policy.score(select(memory, trajectories.contexts), engine.score_inputs(trajectories))
+        outputs = policy.score(select(memory, trajectories.contexts), engine.score_inputs(trajectories))
+        if outputs.shape[:2] != trajectories.tokens.shape:
+            raise _another_shape(outputs, trajectories)
+        logits = engine.head.logits(outputs, trajectories.tokens)
         if check_score:
-            _compare(logits.detach(), trajectories)
+            _compare(engine.head, logits.detach(), trajectories)
             engine.check_states(mains)
         gradient = plan.gradient(rewards, full_precision(logits.detach()))
         clock.lap("score")
@@ -106,17 +110,14 @@ def score_sequences(
     return scores.values.to(trajectories.tokens.device), scores.calls
 
 
-def _compare(scored: Float[Tensor, "row step vocab"], trajectories: Trajectories) -> None:
+def _compare(head: Head, scored: Float[Tensor, "row step vocab"], trajectories: Trajectories) -> None:
     sampled = trajectories.logits
     if sampled.shape[2] == 0:
         return
     if scored.shape != sampled.shape:
-        raise PolicyError(
-            f"policy.score returned logits of shape {list(scored.shape)} where policy.step gave {list(sampled.shape)}"
-        )
+        raise _another_shape(scored, trajectories)
     # Log-probabilities of the tokens that were drawn: they are finite, and indifferent to a shift of the logits.
-    tokens = trajectories.tokens[:, :, None]
-    gap = (scored.log_softmax(2) - sampled.log_softmax(2)).gather(2, tokens).squeeze(2).abs()
+    gap = head.gap(scored, sampled, trajectories.tokens)
     gap = torch.where(trajectories.mask, gap, 0.0)
     if not bool((gap <= score_tolerance(scored.dtype)).all()):
         row, step = divmod(int(gap.nan_to_num(torch.inf).argmax()), gap.shape[1])
@@ -125,6 +126,11 @@ def _compare(scored: Float[Tensor, "row step vocab"], trajectories: Trajectories
             f"of the token of step {step} differs by {float(gap[row, step]):.3g}; score(memory, tokens)[:, t] must be "
             f"what step returns after tokens 0 … t"
         )
+
+
+def _another_shape(scored: Tensor, trajectories: Trajectories) -> PolicyError:
+    shapes = f"{list(scored.shape)} where policy.step gave {list(trajectories.logits.shape)}"
+    return PolicyError(f"policy.score returned logits of shape {shapes}")
 
 
 class _Clock:

@@ -119,12 +119,13 @@ def _evaluate(
     on_evaluation: Callable[[dict[str, Any]], None],
 ) -> None:
     counts = {name: getattr(learner, name) for name in ("epochs", "tokens", "seconds")}
-    numbers: dict[str, Any] = {"update": learner.updates, **counts, **evaluate()}
-    if numbers[score] > progress.best_score:
-        progress.best_score, progress.best_update, progress.misses = numbers[score], learner.updates, 0
-        write_weights(run.best, learner.policy.state_dict(), {"update": str(learner.updates)})
-    else:
-        progress.misses += 1
+    with learner.shown():
+        numbers: dict[str, Any] = {"update": learner.updates, **counts, **evaluate()}
+        if numbers[score] > progress.best_score:
+            progress.best_score, progress.best_update, progress.misses = numbers[score], learner.updates, 0
+            write_weights(run.best, learner.policy.state_dict(), {"update": str(learner.updates)})
+        else:
+            progress.misses += 1
     run.log("evaluation", numbers)
     on_evaluation(numbers)
 

@@ -1,7 +1,8 @@
 """What all training loops share: a cursor in the data, counts of what was used, and a state to go on from."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -114,6 +115,11 @@ class Learner(Generic[Record]):
             raise InputError("say when to stop: updates, epochs, tokens or seconds")
         while all(getattr(self, name) < limit for name, limit in given.items()):
             yield self.next()
+
+    @contextmanager
+    def shown(self) -> Generator[None, None, None]:
+        """Inside, the policy has the weights that are evaluated and kept: those of the last update, by default."""
+        yield
 
     def state(self) -> State:
         """Everything that the next update depends on, but for the data and the arguments."""

@@ -1,6 +1,7 @@
 """Maximum-likelihood training by teacher forcing: what policies learn before they are fine-tuned."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,16 @@ from torch.nn.functional import cross_entropy
 
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
-from corollout.noise import FREE, MAIN, race, uniform
+from corollout.noise import FREE, MAIN, uniform
 from corollout.policies import detach, evaluation_mode
+from corollout.policies.heads import SOFTMAX
 from corollout.rollouts import Engine
+from corollout.training.checkpoints import State
 from corollout.training.learner import LESSONS, Clock, Learner
 
 _COIN = FREE  # the noise that says whose token is fed
 _INCREASE = 0.05
+_WARM_UP = 10  # updates: a young average forgets sooner
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,11 @@ class TeachingMetrics:
 
 
 class TeacherForcing(Learner[TeachingMetrics]):
-    """Fits a policy to a column of target sequences, lists of token ids without the end token."""
+    """Fits a policy to a column of target sequences, lists of token ids without the end token.
+
+    With ``average`` > 0 the weights to be looked at and kept are an exponential average of those of all updates, with
+    that decay (Polyak averaging): what the last few batches said weighs less in them.
+    """
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class TeacherForcing(Learner[TeachingMetrics]):
         clip: float | None = 1.0,
         decay: Decay | None = None,
         sampling: Sampling | None = None,
+        average: float = 0.0,
         seed: int = 0,
         device: torch.device | str = "cpu",
         clock: Clock = "wall",
@@ -81,6 +90,39 @@ class TeacherForcing(Learner[TeachingMetrics]):
         if target not in data.columns:
             raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
         self.target = target
+        if not 0 <= average < 1:
+            raise InputError(f"the decay of the average of weights must be in [0, 1), not {average}")
+        self.average = average
+        self._averages = [p.detach().clone() for p in self._parameters] if average else []
+
+    def next(self) -> TeachingMetrics:
+        metrics = super().next()
+        if self.average:
+            decay = min(self.average, (1 + self.updates) / (_WARM_UP + self.updates))
+            for average, parameter in zip(self._averages, self._parameters, strict=True):
+                average.lerp_(parameter.detach(), 1 - decay)
+        return metrics
+
+    @contextmanager
+    def shown(self) -> Generator[None, None, None]:
+        own = [p.detach().clone() for p in self._parameters] if self.average else []
+        try:
+            self._put(self._averages)
+            yield
+        finally:
+            self._put(own)
+
+    def _put(self, weights: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, weight in zip(self._parameters, weights, strict=bool(weights)):
+                parameter.copy_(weight)
+
+    def own_state(self) -> State:
+        return State({f"average/{i}": tensor.clone() for i, tensor in enumerate(self._averages)})
+
+    def restore_own(self, state: State) -> None:
+        for i, tensor in enumerate(self._averages):
+            tensor.copy_(state.tensors[f"average/{i}"])
 
     def learn(self, batch: Batch) -> tuple[float, int, int]:
         policy = self.engine.policy
@@ -91,10 +133,18 @@ class TeacherForcing(Learner[TeachingMetrics]):
         memory = policy.encode(batch.context)
         if (probability := self.sampling.at(self.epochs)) > 0:
             inputs = self._mixed(detach(memory), inputs, batch.examples, probability)
-        logits = policy.score(memory, inputs)
-        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1)
+        loss = self._loss(policy.score(memory, inputs), wanted)
         loss.backward()
         return loss.item(), self.epochs, int((wanted >= 0).sum())
+
+    def _loss(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Minus the mean log-probability of the tokens that are wanted."""
+        head = self.engine.head
+        if head is SOFTMAX:
+            return cross_entropy(outputs.flatten(0, 1), wanted.flatten(), ignore_index=-1)
+        there = wanted >= 0
+        tokens = torch.where(there, wanted, 0)
+        return -torch.where(there, head.log_probs(head.logits(outputs, tokens), tokens), 0.0).sum() / there.sum()
 
     @torch.no_grad()
     def _mixed(self, memory: Any, inputs: torch.Tensor, examples: torch.Tensor, probability: float) -> torch.Tensor:
@@ -107,10 +157,11 @@ class TeacherForcing(Learner[TeachingMetrics]):
         with evaluation_mode(self.engine.policy):
             state = self.engine.policy.start(memory)
             for t in steps.tolist():
-                logits, state = self.engine.policy.step(state, inputs[:, t])
+                outputs, state = self.engine.policy.step(state, inputs[:, t])
                 own = coins[:, t].nonzero().squeeze(1)
                 if len(own):
-                    inputs[own, t + 1] = race(logits[own], keys[own], torch.full_like(own, t))
+                    drawn = self.engine.head.choose(outputs[own], keys[own], torch.full_like(own, t), False)
+                    inputs[own, t + 1] = drawn.tokens
         return inputs
 
     def record(self, outcome: tuple[float, int, int], norm: float) -> TeachingMetrics:

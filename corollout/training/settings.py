@@ -21,6 +21,7 @@ class PretrainSettings:
     decay_every: int = option(1, "Epochs between decays of the learning rate.", least=1)
     sampling: float = option(0.0, "Most probability of feeding the model's own token: scheduled sampling.", least=0)
     sampling_every: int = option(5, "Epochs between increases of that probability, by 0.05.", least=1)
+    average: float = option(0.0, "Decay of the average of weights that is evaluated and kept; 0 for none.", least=0)
     seed: int = option(0, "Seed of the weights and of the order of examples.")
     clock: Clock = option("wall", "What a second is: on the wall, or of this process's processor time.")
 

@@ -389,7 +389,7 @@ def test_a_number_can_be_given_apart_from_the_name():
 
 def test_options_are_the_fields_of_the_class():
     estimator = make_estimator("ars-3", completions=2, budget=10, budget_per="example", samples=4, main="greedy")
-    assert estimator == ARS(3, completions=2, budget=10, budget_per="example", samples=4, main="greedy")
+    assert estimator == ARS(references=3, completions=2, budget=10, budget_per="example", samples=4, main="greedy")
     assert make_estimator("reinforce", baseline="none") == Reinforce(baseline="none")
     assert make_estimator("ars", references=6) == ARS(references=6)
 
@@ -397,7 +397,7 @@ def test_options_are_the_fields_of_the_class():
 @pytest.mark.parametrize("name", ["", "ppo", "arsn", "ars-x", "20", "-3", "arsm--4", "ars-2.5", "ars--2"])
 def test_unknown_names_are_refused(name: str):
     with pytest.raises(
-        InputError, match=r"^there is no estimator '.*'; there are arsm, ars, .*, rl-beam, with a number"
+        InputError, match=r"^there is no estimator '.*'; there are arsm, ars, .*, bt-disarm, with a number"
     ):
         make_estimator(name)
 
@@ -409,7 +409,7 @@ def test_unknown_names_are_refused(name: str):
         ("td-scst", 2, {}, "the estimator is called 'td-scst', but k = 2 was asked for"),
         ("arm-2", None, {}, "arm takes no number k"),
         ("disarm", 2, {}, "disarm takes no number k"),
-        ("arsm", None, {"size": 3}, "arsm has no option 'size'; it has references, shared_references, main, pseudo"),
+        ("arsm", None, {"size": 3}, "arsm has no option 'size'; it has main, pseudo, completions"),
         ("rloo", None, {"budget": 3}, "rloo has no option 'budget'; it has samples"),
         ("arm", None, {"references": 3}, "arm has no option 'references'; it has samples"),
         ("ars-5", None, {"references": 7}, "ars-5.*7|references"),

@@ -10,13 +10,18 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
 from corollout.policies.lstm import lstm, lstm_step
+from corollout.policies.tree_head import TreeHead
+from corollout.trees import Tree
 
 State = tuple[Tensor, Tensor]
 _LEAST_DEVIATION = 1e-3
 
 
 class CaptionPolicy(nn.Module):
-    """A captioner as a policy; a context is an image's vector of features, a memory its share of the first gates."""
+    """A captioner as a policy; a context is an image's vector of features, a memory its share of the first gates.
+
+    With a tree, words are chosen by a walk down it, and the policy puts out the LSTM's state for the head to read.
+    """
 
     def __init__(
         self,
@@ -26,6 +31,7 @@ class CaptionPolicy(nn.Module):
         hidden: int = 512,
         dropout: float = 0.5,
         input_dropout: float = 0.0,
+        tree: Tree | None = None,
     ):
         super().__init__()
         bound = hidden**-0.5
@@ -42,8 +48,12 @@ class CaptionPolicy(nn.Module):
         self.recurrent = uniform(hidden, gates)
         # Two biases, as other libraries have them: one is the input's, one the recurrence's.
         self.bias = uniform(2, gates)
-        self.output = uniform(vocab, hidden, bound=0.1)
-        self.output_bias = nn.Parameter(torch.zeros(vocab))
+        if tree is None:
+            self.head = None
+            self.output = uniform(vocab, hidden, bound=0.1)
+            self.output_bias = nn.Parameter(torch.zeros(vocab))
+        else:
+            self.head = TreeHead(hidden, tree)
         self.hidden, self.dropout, self.input_dropout = hidden, dropout, input_dropout
 
     def standardise(self, examples: Float[Tensor, "image width"]) -> None:
@@ -63,19 +73,22 @@ class CaptionPolicy(nn.Module):
         nothing = memory.new_zeros(len(memory), self.hidden)
         return lstm_step(memory, self.recurrent, nothing, nothing)
 
-    def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row vocab"], State]:
+    def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row output"], State]:
         if torch.is_grad_enabled():
             raise RuntimeError("CaptionPolicy.step is for sampling, without gradient; score has the gradient")
         h, c = lstm_step(self._gates(tokens), self.recurrent, *state)
-        return linear(h, self.output, self.output_bias), (h, c)
+        return self._read_out(h), (h, c)
 
     def score(
         self, memory: Float[Tensor, "row gates"], tokens: Int64[Tensor, "row step"]
-    ) -> Float[Tensor, "row step vocab"]:
+    ) -> Float[Tensor, "row step output"]:
         x = torch.cat([memory[None], self._gates(tokens.t())])
         nothing = x.new_zeros(len(tokens), self.hidden)
         h = lstm(x, self.recurrent, nothing, nothing)[1:].transpose(0, 1)
-        return linear(dropout(h, self.dropout, self.training), self.output, self.output_bias)
+        return self._read_out(dropout(h, self.dropout, self.training))
+
+    def _read_out(self, h: Float[Tensor, "... hidden"]) -> Float[Tensor, "... output"]:
+        return h if self.head is not None else linear(h, self.output, self.output_bias)
 
     def _gates(self, tokens: Int64[Tensor, "..."]) -> Float[Tensor, "... gates"]:
         """The words' share of the gates. Many rows have the same word: each is projected once."""

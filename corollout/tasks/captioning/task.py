@@ -21,6 +21,7 @@ from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.tasks.captioning.settings import ModelSettings, scale
 from corollout.tasks.captioning.vocabulary import END
 from corollout.tasks.task import Kind, Task
+from corollout.trees import balanced_tree
 
 REWARDS = ("cider-d",)
 _LOOKED_AT = 4096  # images by which features are standardised
@@ -106,10 +107,10 @@ class CaptionTask(Task):
 
     def engine(self, seed: int = 0) -> Engine:
         torch.manual_seed(seed)
-        m = self.model
-        policy = CaptionPolicy(
-            self.data.vocabulary.size, self.data.width, m.embedding, m.hidden, m.dropout, m.input_dropout
-        )
+        m, vocab = self.model, self.data.vocabulary.size
+        # Which tree it is, comes with the weights, or is said before there are any: ``TreeHead.plant``.
+        tree = balanced_tree(vocab) if m.head == "tree" else None
+        policy = CaptionPolicy(vocab, self.data.width, m.embedding, m.hidden, m.dropout, m.input_dropout, tree)
         train = self.data.split("train")
         policy.standardise(torch.from_numpy(train.features(np.arange(min(len(train), _LOOKED_AT)))))
         return Engine(policy.to(self.device), bos=END, eos=END, max_length=self.data.longest)
