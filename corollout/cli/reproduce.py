@@ -80,6 +80,10 @@ def table2(
             help="Folder that `corollout data captions` has prepared. [default: generated scenes]", show_default=False
         ),
     ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(help="File of word vectors, as GloVe's; without it there is no tree_WV.", show_default=False),
+    ] = None,
     scale: SCALE = None,
     seeds: SEEDS = None,
     methods: METHODS = None,
@@ -88,8 +92,14 @@ def table2(
     device: DEVICE = None,
     report_only: REPORT_ONLY = False,
 ) -> None:
-    """Table 2: captions of images by maximum likelihood, then fine-tuned on CIDEr-D by every method."""
-    own = {} if data is None else {"folder": str(data.resolve())}
+    """Table 2: captions of images by maximum likelihood, then fine-tuned on CIDEr-D by every method.
+
+    The upper half has a softmax over all words; the lower half walks down a binary tree of them.
+    """
+    given = {"folder": data, "vectors": vectors}
+    own = {name: str(path.resolve()) for name, path in given.items() if path is not None}
+    if vectors is not None and not vectors.is_file():
+        raise InputError(f"there is no file of word vectors {vectors}: leave --vectors out, or name another")
     _reproduce(TABLE2, out, scale, seeds, methods, own, jobs, {"threads": threads, "device": device}, report_only)
 
 
@@ -199,7 +209,7 @@ def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
     """Do what is missing of a plan, showing how it goes on."""
     torch.set_num_threads(machine.threads)
     console = Console(stderr=True, highlight=False)
-    runs = len(plan.seeds) * (1 + len(plan.methods)) + (len(plan.rates) - 1) * len(plan.methods)
+    runs = plan.runs
     studies = plan.experiment.studies
     studied = sum(len(study.methods(plan)) for study in studies)
     with progress_bars(console) as bars:

@@ -82,12 +82,18 @@ def pretrain_captions(
         Path | None,
         typer.Option("--data", help="Folder that `corollout data captions` has prepared.", show_default=False),
     ] = None,
+    tree: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of `corollout tree build`: words are chosen by walks down this tree.", show_default=False
+        ),
+    ] = None,
     scale_name: SCALE = "small",
     resume: RESUME = False,
 ) -> None:
     """Train a captioner on what people wrote, until CIDEr-D on the validation data rises no more."""
     missing = "say by --data where the images' features are; `corollout data captions --out DIR` prepares them"
-    _pretrain("captions", CaptionPretraining, out, flags, config, data, scale_name, resume, missing)
+    _pretrain("captions", CaptionPretraining, out, flags, config, data, scale_name, resume, missing, tree)
 
 
 def _pretrain(
@@ -100,14 +106,15 @@ def _pretrain(
     scale_name: str,
     resume: bool,
     missing: str,
+    tree: Path | None = None,
 ) -> None:
     if resume:
-        _refuse_settings(flags, config, data)
+        _refuse_settings(flags, config, data or tree)
     else:
         if data is None:
             raise InputError(missing)
         settings = _settings(cls, kind_of(task).scale(scale_name), config, flags)
-        jobs.new_pretraining(out, task, data, settings.model, settings.pretrain, settings.machine, scale_name)
+        jobs.new_pretraining(out, task, data, settings.model, settings.pretrain, settings.machine, scale_name, tree)
     _carry_out(out, f"corollout pretrain {task} --resume --out")
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from corollout.cli.tables import plain_table
 from corollout.cli.tree_drawing import depth_bars, neighbourhood, top
 from corollout.errors import InputError
-from corollout.experiments.trees import METHODS, SOURCES, TreeSettings, build_tree, token_counts, vocabulary_words
+from corollout.experiments.trees import METHODS, SOURCES, TreeSettings, build_tree, token_counts
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.trees import Tree, entropy, huffman_tree, load_tree, save_tree
 
@@ -49,7 +49,7 @@ def build(
         raise InputError(f"cannot make the folder {out.parent}: {error.strerror}; choose another with --out") from error
     with Console(stderr=True).status("building the tree …"):
         tree, builder = build_tree(opened, settings)
-    save_tree(out, tree, builder, vocabulary_words(opened.vocabulary))
+    save_tree(out, tree, builder, opened.vocabulary.known)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{out}: {builder}", markup=False)
     expected = tree.expected_depth(token_counts(opened.split("train")))
@@ -75,7 +75,7 @@ def show(
     if around is not None and data is None:
         raise InputError("--around needs the words: name the data set with --data")
     opened = None if data is None else CaptionData.open(data)
-    names = None if opened is None else vocabulary_words(opened.vocabulary)
+    names = None if opened is None else opened.vocabulary.known
     if around is not None and names is not None and around not in names:
         raise InputError(f"no model learns the word {around!r}: it is not in the vocabulary of {data}")
     stored = load_tree(file, names)

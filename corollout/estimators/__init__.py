@@ -2,6 +2,7 @@
 
 from corollout.estimators.ars import ARS
 from corollout.estimators.binary import ARM, DisARM
+from corollout.estimators.branching import Branching
 from corollout.estimators.plans import ContrastPlan, Estimator, GroupPlan, Plan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.registry import NAMES, make_estimator
@@ -17,6 +18,7 @@ __all__ = [
     "BeamExpectation",
     "BinaryTreeARSM",
     "BinaryTreeDisARM",
+    "Branching",
     "ContrastPlan",
     "DisARM",
     "Estimator",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators.budget import keep_probabilities, systematic_sample
+from corollout.estimators.plans import ContrastPlan
 from corollout.noise import BUDGET, Noise, uniform
 from corollout.types import Branches, Sampler, Trajectories
 
@@ -46,6 +47,9 @@ class Branching:
     @property
     def sampler(self) -> Sampler:
         return Sampler(self.main, self.samples)
+
+    def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
+        raise NotImplementedError
 
     def spend(
         self,

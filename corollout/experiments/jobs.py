@@ -5,7 +5,7 @@ training, and for fine-tuning the weights to start from, which are copied into t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from corollout.config import from_table, to_table
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
+from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.tasks.registry import open_task
 from corollout.tasks.task import Evaluation, Task
@@ -25,8 +26,9 @@ from corollout.training.loop import Trainer
 from corollout.training.mle import Decay, Sampling, TeacherForcing
 from corollout.training.runs import Run, refuse_a_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
+from corollout.trees import load_tree, save_tree
 
-START = "start.safetensors"
+START, TREE = "start.safetensors", "tree.safetensors"
 
 
 def _ignore(*_: Any) -> None:
@@ -50,8 +52,15 @@ def new_pretraining(
     settings: PretrainSettings,
     machine: MachineSettings,
     scale: str = "small",
+    tree: Path | None = None,
 ) -> None:
-    """Make the directory of a pre-training; ``resume`` then does it."""
+    """Make the directory of a pre-training; ``resume`` then does it.
+
+    With a tree the model's head is one, whatever its settings say, and the tree's file is copied into the run.
+    """
+    model = model if tree is None else with_tree(model, task)
+    if tree is None and getattr(model, "head", None) == "tree":
+        raise InputError("a model whose head is a tree needs one: make it with `corollout tree build`, and name it")
     config = {
         "task": task,
         "kind": "pretrain",
@@ -61,8 +70,29 @@ def new_pretraining(
         "pretrain": to_table(settings),
         "machine": to_table(machine),
     }
-    open_task(config).split("train")  # whoever names a wrong folder hears of it before anything is made
+    # Whoever names a wrong folder or tree hears of it before anything is made.
+    opened = open_task(config)
+    opened.split("train")
+    if tree is not None:
+        stored = load_tree(tree, opened.words)
+        _make(directory)
+        save_tree(directory / TREE, stored.tree, stored.builder, opened.words)  # first, as below
     Run.create(directory, config).close()
+
+
+def with_tree(model: Any, task: str) -> Any:
+    """The settings of a model whose head is a tree."""
+    if not hasattr(model, "head"):
+        raise InputError(f"a model of the task {task!r} has no head that could be a tree")
+    return replace(model, head="tree")
+
+
+def _make(directory: Path) -> None:
+    refuse_a_run(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to the run directory {directory}: {error.strerror or error}") from error
 
 
 def new_finetuning(
@@ -85,11 +115,7 @@ def new_finetuning(
     # What is wrong is said before anything is made.
     make_estimator(settings.estimator)
     open_task(config).reward(settings.reward)
-    refuse_a_run(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to the run directory {directory}: {error.strerror or error}") from error
+    _make(directory)
     write_weights(directory / START, weights, meta)  # first: what has a config.toml is complete
     Run.create(directory, config).close()
 
@@ -112,6 +138,8 @@ def _pretrain(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any
     settings = from_table(PretrainSettings, run.config["pretrain"], str(run.directory / "config.toml"))
     task = open_task(run.config, hooks.warn)
     engine = task.engine(settings.seed)
+    if isinstance(engine.head, TreeHead):
+        engine.head.plant(load_tree(run.directory / TREE, task.words).tree)
     learner = TeacherForcing(
         engine,
         task.lessons,

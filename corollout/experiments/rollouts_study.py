@@ -1,4 +1,4 @@
-"""How many rollouts ARS-K and ARSM want for which sentence, and at which step, at the best weights of their runs.
+"""How many rollouts methods that branch want for which sentence, and where, at the best weights of their runs.
 
 Branches are known before any reward is, so nothing is completed: main trajectories are drawn, planned for and scored.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from corollout.data import Columns
-from corollout.estimators import ARS, Estimator, make_estimator
+from corollout.estimators import Branching, Estimator, make_estimator
 from corollout.experiments import jobs
 from corollout.experiments.table import Plan, Study, chosen_rates
 from corollout.noise import FREE, Noise
@@ -21,15 +21,15 @@ from corollout.rollouts import Engine
 EXAMPLES = 2_000  # training examples that are looked at, or all if there are fewer
 
 
-def swapping_methods(plan: Plan) -> list[str]:
-    """The methods whose rollouts come from swaps: their number adapts to what the policy is sure of."""
-    return [method for method in plan.methods if isinstance(make_estimator(plan.estimator(method)), ARS)]
+def branching_methods(plan: Plan) -> list[str]:
+    """The methods whose number of rollouts adapts to what the policy is sure of: ARS-K, ARSM and those for trees."""
+    return [method for method in plan.methods if isinstance(make_estimator(plan.estimator(method)), Branching)]
 
 
-def swapping(name: str) -> ARS:
+def branching(name: str) -> Branching:
     """The estimator of such a method."""
     estimator = make_estimator(name)
-    assert isinstance(estimator, ARS)
+    assert isinstance(estimator, Branching)
     return estimator
 
 
@@ -96,7 +96,7 @@ def _begin(plan: Plan) -> Callable[[str, Callable[[float], None]], dict[str, Any
             engine,
             task.train.first(EXAMPLES).columns,
             task.reward(plan.finetune.reward),
-            replace(swapping(plan.estimator(method)), budget=None),
+            replace(branching(plan.estimator(method)), budget=None),
             Noise(seed).fold(FREE),
             batch_size=plan.finetune.batch_size,
             device=task.device,
@@ -106,4 +106,4 @@ def _begin(plan: Plan) -> Callable[[str, Callable[[float], None]], dict[str, Any
     return measure
 
 
-ROLLOUTS = Study("rollouts", "rollouts.json", swapping_methods, _begin)
+ROLLOUTS = Study("rollouts", "rollouts.json", branching_methods, _begin)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,18 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Model:
+    """What maximum likelihood makes, and methods start from."""
+
+    name: str
+    folder: str  # of its runs, beside the methods'
+    # The file of its tree, which is made for a seed and put into the folder of the run, or None for a softmax.
+    tree: Callable[["Plan", int, Path], None] | None = None
+    after: str | None = None  # the model without which its tree cannot be made
+    possible: Callable[[Any], bool] = lambda data: True  # whether the settings of the data allow it
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table: its task, its methods with their estimators, and how its data come to be."""
 
@@ -52,6 +64,8 @@ class Experiment:
     # Makes the data, if they are not there; told how many of how many parts are done.
     make_data: Callable[[Path, Any, Callable[[int, int], None]], None]
     studies: tuple[Study, ...]
+    models: tuple[Model, ...] = (Model(MLE, "mle"),)
+    starts: Mapping[str, str] = field(default_factory=dict)  # from which model a method starts, if not from the first
 
     @property
     def measure(self) -> Measure:
@@ -71,6 +85,7 @@ class Plan:
     finetune: FinetuneSettings
     rates: tuple[float, ...]  # the learning rates that each method may choose from
     seeds: tuple[int, ...]
+    models: tuple[str, ...]
     methods: tuple[str, ...]
     beam: int
     probes: int  # gradient estimates for each method's variance at the start
@@ -88,10 +103,10 @@ class Plan:
         table = kind_of(experiment.task).scale(name)
         own = dict(table[experiment.name])
         own["seeds"] = list(seeds) if seeds else own["seeds"]
-        own["methods"] = list(methods or own.get("methods", experiment.methods))
-        return cls.from_table(
-            experiment, name, out, {**table, "data": {**table.get("data", {}), **(data or {})}, experiment.name: own}
-        )
+        settings = {**table.get("data", {}), **(data or {})}
+        chosen = list(methods or own.get("methods", experiment.methods))
+        own["models"], own["methods"] = _possible(experiment, chosen, from_table(experiment.data, settings, name))
+        return cls.from_table(experiment, name, out, {**table, "data": settings, experiment.name: own})
 
     @classmethod
     def from_table(cls, experiment: Experiment, name: str, out: Path, table: Mapping[str, Any]) -> "Plan":
@@ -113,6 +128,7 @@ class Plan:
             from_table(FinetuneSettings, table["finetune"], where),
             tuple(own["rates"]),
             tuple(own["seeds"]),
+            tuple(own.get("models", [MLE])),
             tuple(own["methods"]),
             own["beam"],
             own["probes"],
@@ -125,17 +141,42 @@ class Plan:
     def estimator(self, method: str) -> str:
         return self.experiment.methods[method]
 
-    def mle(self, seed: int) -> Path:
-        return self.out / f"seed-{seed}" / "mle"
+    def start(self, method: str) -> str:
+        """The model from which a method starts."""
+        return self.experiment.starts.get(method, self.experiment.models[0].name)
+
+    def mle(self, seed: int, model: str = MLE) -> Path:
+        """Where a model is made."""
+        folder = next(known.folder for known in self.experiment.models if known.name == model)
+        return self.out / f"seed-{seed}" / folder
+
+    @property
+    def runs(self) -> int:
+        """How many there are in all."""
+        seeds = len(self.seeds)
+        return seeds * (len(self.models) + len(self.methods)) + (len(self.rates) - 1) * len(self.methods)
 
     def run(self, seed: int, method: str, rate: float) -> Path:
-        return self.out / f"seed-{seed}" / f"{re.sub('[:=,]', '-', self.estimator(method))}-{rate:g}"
+        prefix = "" if self.start(method) == MLE else f"{self.start(method)}-".lower().replace("_", "-")
+        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.estimator(method))}-{rate:g}"
 
     def table(self) -> dict[str, Any]:
         """The settings, for the record."""
         parts = {part: to_table(getattr(self, part)) for part in ("data", "model", "pretrain", "finetune")}
         own = {"rates": list(self.rates), "beam": self.beam, "probes": self.probes}
-        return {**parts, self.experiment.name: {**own, "seeds": list(self.seeds), "methods": list(self.methods)}}
+        lists = {name: list(getattr(self, name)) for name in ("seeds", "models", "methods")}
+        return {**parts, self.experiment.name: {**own, **lists}}
+
+
+def _possible(experiment: Experiment, methods: list[str], data: Any) -> tuple[list[str], list[str]]:
+    """Which models the methods need, or all if these are all methods; those that the data do not allow are left out."""
+    models = {model.name: model for model in experiment.models}
+    wanted = {experiment.starts.get(method, experiment.models[0].name) for method in methods}
+    if set(methods) >= set(experiment.methods):
+        wanted |= set(models)
+    wanted |= {after for name in wanted if (after := models[name].after) is not None}
+    found = [name for name in models if name in wanted and models[name].possible(data)]
+    return found, [m for m in methods if experiment.starts.get(m, experiment.models[0].name) in found]
 
 
 @dataclass(frozen=True)
@@ -162,18 +203,24 @@ RESULT = "result.json"
 
 
 def pretrain_cells(plan: Plan, machine: MachineSettings) -> list[Cell]:
-    def cell(seed: int) -> Cell:
+    def cell(model: Model, seed: int) -> Cell:
         settings = replace(plan.pretrain, seed=seed)
-        directory = plan.mle(seed)
+        directory = plan.mle(seed, model.name)
 
         def create() -> None:
+            tree = None
+            if model.tree is not None:
+                tree = directory.with_name(f"{model.folder}.tree")
+                model.tree(plan, seed, tree)
             jobs.new_pretraining(
-                directory, plan.experiment.task, plan.folder, plan.model, settings, machine, plan.scale
+                directory, plan.experiment.task, plan.folder, plan.model, settings, machine, plan.scale, tree
             )
 
-        return Cell(f"MLE, seed {seed}", directory, create, "epochs", settings.epochs)
+        after = None if model.after is None else plan.mle(seed, model.after)
+        return Cell(f"{model.name}, seed {seed}", directory, create, "epochs", settings.epochs, after)
 
-    return [cell(seed) for seed in plan.seeds]
+    models = [model for model in plan.experiment.models if model.name in plan.models]
+    return [cell(model, seed) for model in models for seed in plan.seeds]
 
 
 def rate_cells(plan: Plan, machine: MachineSettings) -> list[Cell]:
@@ -191,11 +238,13 @@ def _finetune_cell(plan: Plan, seed: int, method: str, rate: float, machine: Mac
     settings = replace(plan.finetune, seed=seed, learning_rate=rate, estimator=plan.estimator(method))
     directory = plan.run(seed, method, rate)
 
+    start = plan.mle(seed, plan.start(method))
+
     def create() -> None:
-        jobs.new_finetuning(directory, plan.mle(seed), settings, machine)
+        jobs.new_finetuning(directory, start, settings, machine)
 
     name = f"{method}, seed {seed}, rate {rate:g}"
-    return Cell(name, directory, create, settings.unit, settings.budget, after=plan.mle(seed))
+    return Cell(name, directory, create, settings.unit, settings.budget, after=start)
 
 
 def rate_scores(plan: Plan, method: str) -> dict[float, float | None]:

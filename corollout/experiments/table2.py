@@ -7,9 +7,11 @@ from pathlib import Path
 from corollout.config import option
 from corollout.experiments.probes import VARIANCE
 from corollout.experiments.rollouts_study import ROLLOUTS
-from corollout.experiments.table import Experiment
+from corollout.experiments.table import MLE, Experiment, Model, Plan
+from corollout.experiments.trees import TreeSettings, build_tree
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.scenes import make_scenes
+from corollout.trees import save_tree
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class DataSettings:
     val: int = option(300, "Generated images for validation.", least=1)
     test: int = option(300, "Generated images for the test.", least=1)
     data_seed: int = option(0, "Seed of the generated images.")
+    vectors: str = option("", "File of word vectors for tree_WV; without it, that model is left out.")
 
 
 def make_data(folder: Path, settings: DataSettings, on_progress: Callable[[int, int], None]) -> None:
@@ -33,6 +36,32 @@ def make_data(folder: Path, settings: DataSettings, on_progress: Callable[[int, 
     counts = {"train": settings.train, "val": settings.val, "test": settings.test}
     make_scenes(folder, counts, seed=settings.data_seed, on_progress=on_progress)
 
+
+def _distilled(plan: Plan, seed: int, file: Path) -> None:
+    """tree_DIS: the embeddings of the softmax model of the same seed, clustered."""
+    _build(plan, TreeSettings(f"run:{plan.mle(seed)}"), file)
+
+
+def _permuted(plan: Plan, seed: int, file: Path) -> None:
+    """tree_RD: tree_DIS with its leaves permuted."""
+    shape = file.with_name(f"{file.stem}-shape.tree")
+    _distilled(plan, seed, shape)
+    _build(plan, TreeSettings("random", of=shape, seed=seed), file)
+
+
+def _from_vectors(plan: Plan, seed: int, file: Path) -> None:
+    """tree_WV: word vectors that somebody else has learnt, clustered."""
+    _build(plan, TreeSettings(f"vectors:{plan.data.vectors}"), file)
+
+
+def _build(plan: Plan, settings: TreeSettings, file: Path) -> None:
+    data = CaptionData.open(plan.folder)
+    tree, builder = build_tree(data, settings)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_tree(file, tree, builder, data.vocabulary.known)
+
+
+DIS = "tree_DIS"
 
 TABLE2 = Experiment(
     "table2",
@@ -47,9 +76,21 @@ TABLE2 = Experiment(
         "ARS-10": "ars-10",
         "ARS-20": "ars-20",
         "ARSM": "arsm:budget=2000",
+        "BT-RF": "reinforce",
+        "BT-SC": "sc",
+        "BT-RLOO": "rloo-5",
+        "BT-ARSM": "bt-arsm",
+        "BT-DisARM": "bt-disarm",
     },
     DataSettings,
     lambda settings, place: Path(settings.folder) if settings.folder else place,
     make_data,
     (VARIANCE, ROLLOUTS),
+    (
+        Model(MLE, "mle"),
+        Model("tree_RD", "tree-rd", _permuted, after=MLE),
+        Model("tree_WV", "tree-wv", _from_vectors, possible=lambda data: bool(data.vectors)),
+        Model(DIS, "tree-dis", _distilled, after=MLE),
+    ),
+    dict.fromkeys(("BT-RF", "BT-SC", "BT-RLOO", "BT-ARSM", "BT-DisARM"), DIS),
 )

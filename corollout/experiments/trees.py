@@ -49,7 +49,7 @@ class TreeSettings:
 
 def build_tree(data: CaptionData, settings: TreeSettings) -> tuple[Tree, str]:
     """A tree over the words that a model may say, and a line about how it was made."""
-    words, depth, of = vocabulary_words(data.vocabulary), settings.max_depth, settings.of
+    words, depth, of = data.vocabulary.known, settings.max_depth, settings.of
     match settings.source.partition(":"):
         case "huffman", "", "":
             tree, builder = huffman_tree(token_counts(data.split("train")), depth), "Huffman code of training captions"
@@ -67,11 +67,6 @@ def build_tree(data: CaptionData, settings: TreeSettings) -> tuple[Tree, str]:
         case _:
             raise InputError(f"a tree cannot be made from {settings.source!r}: choose one of {SOURCES}")
     return tree, builder if depth is None else f"{builder}; at most {depth} deep"
-
-
-def vocabulary_words(vocabulary: Vocabulary) -> tuple[str, ...]:
-    """The words that a model may say, which are the tokens of a tree."""
-    return vocabulary.words[: vocabulary.size]
 
 
 def token_counts(split: CaptionSplit) -> np.ndarray:
@@ -97,7 +92,7 @@ def run_embeddings(directory: Path, data: CaptionData) -> np.ndarray:
     vectors, size = tensors[_EMBEDDING], data.vocabulary.size
     told = Path(run.config["data"]["folder"]) / "vocabulary.txt"
     # The run's folder may have been moved since; the number of words is compared in any case.
-    same = not told.is_file() or Vocabulary.load(told).words[:size] == vocabulary_words(data.vocabulary)
+    same = not told.is_file() or Vocabulary.load(told).words[:size] == data.vocabulary.known
     if len(vectors) != size or not same:
         raise InputError(f"the captioner in {directory} has learnt another vocabulary than that of {data.folder}")
     return vectors.numpy()

@@ -67,18 +67,18 @@ def _plain(value: float, _: object) -> str:
     return f"{value:g}"
 
 
-def step_figures(maps: Sequence[StepMap]) -> list[Figure]:
+def step_figures(maps: Sequence[StepMap], axis: str = "step") -> list[Figure]:
     """Each method's map as a figure of its own."""
     figures = []
     for one in maps:
         with matplotlib.rc_context(rc=STYLE):
             figure = Figure(figsize=(4.6, 3.0), layout="constrained")
-            _draw_steps(figure, one)
+            _draw_steps(figure, one, axis)
         figures.append(figure)
     return figures
 
 
-def steps_figure(maps: Sequence[StepMap]) -> Figure:
+def steps_figure(maps: Sequence[StepMap], axis: str = "step") -> Figure:
     """All maps in one figure."""
     columns = min(2, len(maps))
     rows = -(-len(maps) // columns)
@@ -87,11 +87,11 @@ def steps_figure(maps: Sequence[StepMap]) -> Figure:
         parts = figure.subfigures(rows, columns, squeeze=False, wspace=0.04, hspace=0.04)
         for part, one in zip(parts.flat, maps, strict=False):
             assert isinstance(part, SubFigure)
-            _draw_steps(part, one)
+            _draw_steps(part, one, axis)
     return figure
 
 
-def _draw_steps(figure: FigureBase, one: StepMap) -> None:
+def _draw_steps(figure: FigureBase, one: StepMap, axis: str) -> None:
     """A map, step upon step, along training; beside it the steps early and late in training."""
     steps = len(one.values)
     # A step that few sentences reach may have any mean: the few largest do not set the scale.
@@ -112,7 +112,7 @@ def _draw_steps(figure: FigureBase, one: StepMap) -> None:
     )
     axes.set_title(one.label)
     axes.set_xlabel("updates")
-    axes.set_ylabel("step")
+    axes.set_ylabel(axis)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar = figure.colorbar(seen, ax=axes, fraction=0.06, pad=0.02, aspect=25, extend="max", extendfrac=0.03)

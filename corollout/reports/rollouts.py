@@ -109,14 +109,10 @@ def _short(values: np.ndarray) -> list[Any]:
     return [None if math.isnan(value) else float(f"{value:.4g}") for value in values.tolist()]
 
 
-def read_step_map(group: Group) -> StepMap | None:
-    """A method's map from its runs; None if they have not recorded the rollouts of each step."""
+def read_step_map(group: Group, key: str = "rollouts_by_step") -> StepMap | None:
+    """A method's map from its runs; None if they have not recorded the rollouts of each step, or of each depth."""
     runs = [
-        [
-            (record["update"], record["rollouts_by_step"])
-            for record in Run.open(run).records("update")
-            if record.get("rollouts_by_step")
-        ]
+        [(record["update"], record[key]) for record in Run.open(run).records("update") if record.get(key)]
         for run in group.runs
     ]
     return step_map(group.label, [run for run in runs if run])

@@ -74,8 +74,11 @@ def write_table(plan: Plan, folder: Path, words: Words) -> Collected:
     found = collect(plan)
     pages.make_folder(folder)
     facts = manifest(scale=plan.scale, seeds=list(plan.seeds))
-    curves: dict[Axis, list[Curves]] = {x: [read_curves(group, x) for group in found.groups] for x in words.axes}
-    pages.save(folder / "curves.json", {x: [one.table() for one in own] for x, own in curves.items()}, indent=None)
+    halves = [_Half.of(plan, found, start, words.axes) for start in plan.models]
+    halves = [half for half in halves if half.labels]
+    for half in halves:
+        table = {x: [one.table() for one in own] for x, own in half.curves.items()}
+        pages.save(folder / f"curves{half.suffix}.json", table, indent=None)
     redraw(folder)
     own = words.sections(plan, found, folder)
     results, background = result_tables(plan, found, words), background_tables(plan, found)
@@ -87,7 +90,8 @@ def write_table(plan: Plan, folder: Path, words: Words) -> Collected:
     pages.save(folder / "manifest.json", facts | {"settings": plan.table()})
     title = f"{words.title}, scale {plan.scale}"
     sections = [(table.title, pages.table_part(table)) for table in results]
-    sections += _curves_sections(curves) if found.groups else []
+    for half in halves:
+        sections += _curves_sections(half, several=len(halves) > 1)
     sections += [(section.title, section.body) for section in own]
     sections += [(table.title, pages.table_part(table)) for table in background]
     sections += _last_sections(plan, found, facts)
@@ -95,21 +99,39 @@ def write_table(plan: Plan, folder: Path, words: Words) -> Collected:
     return found
 
 
+@dataclass(frozen=True)
+class _Half:
+    """The methods that start from one model: they are drawn together."""
+
+    start: str
+    labels: list[str]
+    curves: dict[Axis, list[Curves]]
+    suffix: str  # of its files
+
+    @classmethod
+    def of(cls, plan: Plan, found: Collected, start: str, axes: tuple[Axis, ...]) -> "_Half":
+        groups = [group for group in found.groups if plan.start(group.label) == start]
+        curves: dict[Axis, list[Curves]] = {x: [read_curves(group, x) for group in groups] for x in axes}
+        return cls(start, [group.label for group in groups], curves, "" if start == MLE else f"-{start}")
+
+
 def redraw(folder: Path) -> None:
     """Draw the figures from the curves that lie in the folder; the runs are not needed for it."""
-    table = json.loads((folder / "curves.json").read_text("utf-8"))
-    for x, name in FIGURES.items():
-        if table.get(x):
-            pages.write_figures(folder, [Curves.from_table(one) for one in table[x]], x, name)
+    for file in folder.glob("curves*.json"):
+        table = json.loads(file.read_text("utf-8"))
+        for x, name in FIGURES.items():
+            if table.get(x):
+                suffix = file.stem.removeprefix("curves")
+                pages.write_figures(folder, [Curves.from_table(one) for one in table[x]], x, name + suffix)
 
 
 def collect(plan: Plan) -> Collected:
     """Read all runs of a plan that are done; each method's learning rate is chosen among those that are."""
-    wanted = len(plan.seeds) * (1 + len(plan.methods)) + (len(plan.rates) - 1) * len(plan.methods)
-    groups = [Group(MLE, [plan.mle(seed) for seed in plan.seeds if _done(plan.mle(seed))])]
+    made = {model: [run for seed in plan.seeds if _done(run := plan.mle(seed, model))] for model in plan.models}
     parents: dict[Path, Path] = {}
     rates = {method: rate_scores(plan, method) for method in plan.methods}
-    done = len(groups[0].runs)
+    done = sum(map(len, made.values()))
+    tuned: list[Group] = []
     for method, scores in rates.items():
         known = {rate: score for rate, score in scores.items() if score is not None}
         done += len(known)
@@ -118,14 +140,17 @@ def collect(plan: Plan) -> Collected:
         best = max(known, key=lambda rate: known[rate])
         seeds = [seed for seed in plan.seeds if _done(plan.run(seed, method, best))]
         done += len(seeds) - 1
-        groups.append(Group(method, [plan.run(seed, method, best) for seed in seeds]))
-        parents |= {plan.run(seed, method, best): plan.mle(seed) for seed in seeds}
-    groups = [group for group in groups if group.runs]
+        tuned.append(Group(method, [plan.run(seed, method, best) for seed in seeds]))
+        parents |= {plan.run(seed, method, best): plan.mle(seed, plan.start(method)) for seed in seeds}
+    tuned = [group for group in tuned if group.runs]
+    groups: list[Group] = []
+    for model, runs in made.items():  # each model, then what was made of it
+        groups += [Group(model, runs)] if runs else []
+        groups += [group for group in tuned if plan.start(group.label) == model]
     if not groups:
         raise InputError(f"there is nothing to report: no run in {plan.out} is finished")
-    tuned = [group for group in groups if group.label != MLE]
     studies = {study.name: read_study(plan, study) for study in plan.experiment.studies}
-    return Collected(compare(groups, parents), tuned, rates, studies, wanted - done)
+    return Collected(compare(groups, parents), tuned, rates, studies, plan.runs - done)
 
 
 def _done(directory: Path) -> bool:
@@ -179,7 +204,7 @@ def _rates_table(plan: Plan, found: Collected) -> TextTable:
 def _variance_table(plan: Plan, found: Collected) -> TextTable:
     rows = []
     for method in found.methods:
-        if method.label == MLE:
+        if method.label in plan.models:
             continue
         probe = found.probes.get(method.label)
         cells = [method.label, number(method.first_rollouts), number(method.last_rollouts), number(method.variance)]
@@ -209,8 +234,8 @@ def _variance_table(plan: Plan, found: Collected) -> TextTable:
     )
     if found.probes:
         note += (
-            f" Variance at start: trace of the covariance of {plan.probes} independent estimates at the weights of "
-            f"maximum likelihood, seed {plan.seeds[0]}, for the same {examples}, ± its standard "
+            f" Variance at start: trace of the covariance of {plan.probes} independent estimates at the weights "
+            f"that the method starts from, seed {plan.seeds[0]}, for the same {examples}, ± its standard "
             f"error. Times the tokens that an estimate generates, it is less for the unbiased method that is better at "
             f"equal cost."
         )
@@ -244,10 +269,13 @@ def _lead(plan: Plan, found: Collected, words: Words) -> str:
     )
 
 
-def _curves_sections(curves: dict[Axis, list[Curves]]) -> list[tuple[str, str]]:
+def _curves_sections(half: _Half, several: bool) -> list[tuple[str, str]]:
     band = html.paragraph("Mean over seeds, with the range from the lowest to the highest.")
     names = {"seconds": "time", "tokens": "tokens", "updates": "updates"}
-    return [(f"Training, against {names[x]}", pages.curves_part(own, x) + band) for x, own in curves.items()]
+    start = f" from {half.start}" if several else ""
+    return [
+        (f"Training{start}, against {names[x]}", pages.curves_part(own, x) + band) for x, own in half.curves.items()
+    ]
 
 
 def _last_sections(plan: Plan, found: Collected, facts: dict[str, Any]) -> list[tuple[str, str]]:

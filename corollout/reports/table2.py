@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from corollout.experiments.rollouts_study import ROLLOUTS, swapping, swapping_methods
+from corollout.estimators import ARS
+from corollout.experiments.rollouts_study import ROLLOUTS, branching, branching_methods
 from corollout.experiments.table import Plan, result_of
 from corollout.reports import pages
 from corollout.reports.comparison import Method
@@ -26,8 +27,14 @@ _PAPER = {
     "ARS-5": (106.1,),
     "ARS-10": (107.7,),
     "ARS-20": (108.4, 32.1, 43.8, 59.0, 76.4, 54.8),
+    "tree_RD": (77.5,),
+    "tree_WV": (80.2,),
+    "tree_DIS": (84.2, 24.9, 35.1, 49.7, 67.6, 50.5),
+    "BT-RF": (93.6,),
+    "BT-SC": (96.5,),
+    "BT-ARSM": (99.2, 29.9, 41.2, 56.2, 73.3, 52.7),
 }
-_DENSITY_OF = ("ARS-20", "ARSM")  # the method whose sentences are drawn, if it is there
+_DENSITY_OF = ("ARS-20", "ARSM", "BT-ARSM")  # the method whose sentences are drawn, the first that is there
 
 
 def _lead(plan: Plan) -> str:
@@ -72,13 +79,18 @@ def _measured(method: Method, prefix: str) -> list[str]:
 
 def _sections(plan: Plan, found: Collected, folder: Path) -> list[Section]:
     """Figures of rollouts, for the methods whose rollouts adapt; their numbers are kept beside them."""
-    swapping = swapping_methods(plan)
-    groups = [(place, group) for place, group in enumerate(found.groups) if group.label in swapping]
-    sentences = [Sentences.of(label, own) for label, own in found.studies[ROLLOUTS.name].items() if label in swapping]
+    adapting = branching_methods(plan)
+    groups = [(place, group) for place, group in enumerate(found.groups) if group.label in adapting]
+    sentences = [Sentences.of(label, own) for label, own in found.studies[ROLLOUTS.name].items() if label in adapting]
     maps = [one for _, group in groups if (one := read_step_map(group)) is not None]
+    depths = [one for _, group in groups if (one := read_step_map(group, "rollouts_by_depth")) is not None]
     pages.save(
         folder / "rollouts.json",
-        {"sentences": found.studies[ROLLOUTS.name], "by_step": [one.table() for one in maps]},
+        {
+            "sentences": found.studies[ROLLOUTS.name],
+            "by_step": [one.table() for one in maps],
+            "by_depth": [one.table() for one in depths],
+        },
         indent=None,
     )
     sections = []
@@ -89,6 +101,10 @@ def _sections(plan: Plan, found: Collected, folder: Path) -> list[Section]:
         figures = pages.figures_part(step_figures(maps), "steps")
         words = _STEPS_NOTE + _budget_words(plan, (one.label for one in maps))
         sections.append(Section("Rollouts by time step", figures + pages.note(words)))
+    if depths:
+        pages.save_figure(folder, "rollouts-depths", steps_figure(depths, "depth"))
+        figures = pages.figures_part(step_figures(depths, "depth"), "depths")
+        sections.append(Section("Rollouts by depth in the tree", figures + pages.note(_DEPTHS_NOTE)))
     if sentences:
         sections.append(_density_section(plan, sentences, folder))
     return sections
@@ -101,20 +117,27 @@ _STEPS_NOTE = (
 )
 
 
+_DEPTHS_NOTE = (
+    "The same for the decisions on the way down the tree, the root's being the first: rollouts that leave the way "
+    "there, for each word of the main sentences that has a decision at that depth."
+)
+
+
 def _fall_section(plan: Plan, found: Collected, groups: list[tuple[int, Group]], folder: Path) -> Section:
     figure = fall_figure([(place, read_curves(group, "updates")) for place, group in groups])
     pages.save_figure(folder, "rollouts-updates", figure)
     methods = {method.label: method for method in found.methods}
     rows = []
     for _, group in groups:
-        method, references = methods[group.label], swapping(plan.estimator(group.label)).references
+        method, estimator = methods[group.label], branching(plan.estimator(group.label))
+        references = str(estimator.references or "V") if isinstance(estimator, ARS) else NOTHING
         first, last = method.first_rollouts, method.last_rollouts
         share = last / first if first and last is not None else None
-        rows.append([group.label, str(references or "V"), number(first), number(last), number(share)])
+        rows.append([group.label, references, number(first), number(last), number(share)])
     note = (
-        "Rollouts per step: unique pseudo-actions other than the action itself, for each token of the main sentences, "
-        "mean over the first and over the last tenth of the updates, and over seeds. K: references of each token, V "
-        f"for all words.{_budget_words(plan, (group.label for _, group in groups))}"
+        "Rollouts per step: unique pseudo-actions other than the action itself, or pseudo bits that differ, for each "
+        "token of the main sentences, mean over the first and over the last tenth of the updates, and over seeds. K: "
+        f"references of each token, V for all words.{_budget_words(plan, (group.label for _, group in groups))}"
     )
     table = TextTable(
         "Rollouts along training", ["method", "K", "first tenth", "last tenth", "last /\u00a0first"], rows, [note]
@@ -124,7 +147,7 @@ def _fall_section(plan: Plan, found: Collected, groups: list[tuple[int, Group]],
 
 def _budget_words(plan: Plan, labels: Iterable[str]) -> str:
     """Which of the methods may not make all rollouts that they want."""
-    limits = [(label, swapping(plan.estimator(label))) for label in labels]
+    limits = [(label, branching(plan.estimator(label))) for label in labels]
     return "".join(
         f" {label} makes at most {own.budget:,} rollouts an {own.budget_per}; which ones is drawn."
         for label, own in limits

@@ -82,6 +82,11 @@ class Task(ABC):
 
     @property
     @abstractmethod
+    def words(self) -> tuple[str, ...]:
+        """The words that a model may say, in the order of their tokens."""
+
+    @property
+    @abstractmethod
     def lessons(self) -> Columns:
         """What maximum likelihood learns from: contexts with targets."""
 

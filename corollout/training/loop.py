@@ -28,6 +28,7 @@ class Metrics:
     gradient_variance: float  # exponential average, see RunningVariance
     rollouts_per_step: float  # branches, greedy baselines included, for each token of the main trajectories
     rollouts_by_step: list[float]  # the same for each step: mean over the main trajectories that have one
+    rollouts_by_depth: list[float]  # the same for each depth of a tree, mean over the tokens that have a decision there
     mean_length: float
     tokens: int  # generated so far
     reward_calls: int  # so far
@@ -88,6 +89,7 @@ class Trainer(Learner[Metrics]):
             gradient_variance=variance,
             rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
             rollouts_by_step=rollouts_by_step(sample),
+            rollouts_by_depth=rollouts_by_depth(sample),
             mean_length=float(sample.trajectories.lengths.double().mean()),
             tokens=self.cost.tokens,
             reward_calls=self.cost.reward_calls,
@@ -115,3 +117,14 @@ def rollouts_by_step(sample: Estimate) -> list[float]:
     there = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
     departing = torch.bincount(sample.plan.branches.step, minlength=steps)
     return [round(share, 4) for share in (departing[:steps] / there).tolist()]
+
+
+def rollouts_by_depth(sample: Estimate) -> list[float]:
+    """Branches that leave the way down the tree at each depth, for each token with a decision there; [] for no tree."""
+    made, branches = sample.trajectories.decisions, sample.plan.branches
+    if made is None:
+        return []
+    here = (branches.parent, branches.step)
+    departing = ((made.other[here] == branches.token[:, None]) & made.there[here]).sum(0)
+    there = (made.there & sample.trajectories.mask[:, :, None]).sum((0, 1))
+    return [round(share, 4) for share in (departing / there.clamp(min=1)).tolist()]

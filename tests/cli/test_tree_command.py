@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments.trees import token_counts, vocabulary_words
+from corollout.experiments.trees import token_counts
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.trees import balanced_tree, entropy, huffman_tree, load_tree, save_tree
 
@@ -27,7 +27,7 @@ def data(folder: Path) -> CaptionData:
 @pytest.fixture(scope="module")
 def file(folder: Path, data: CaptionData) -> Path:
     path = folder / "balanced.safetensors"
-    save_tree(path, balanced_tree(data.vocabulary.size), "balanced", vocabulary_words(data.vocabulary))
+    save_tree(path, balanced_tree(data.vocabulary.size), "balanced", data.vocabulary.known)
     return path
 
 
@@ -46,7 +46,7 @@ def test_a_tree_is_built_and_shown(folder: Path, data: CaptionData, tmp_path: Pa
     out = tmp_path / "new" / "dis.safetensors"
     result = run("build", "--data", folder / "data", "--from", f"run:{folder / 'run'}", "--out", out, "--max-depth", 6)
     assert result.exit_code == 0, (result.output, result.exception)
-    words, counts = vocabulary_words(data.vocabulary), token_counts(data.split("train"))
+    words, counts = data.vocabulary.known, token_counts(data.split("train"))
     stored = load_tree(out, words)
     tree = stored.tree
     assert stored.builder == f"ward clustering of the embeddings of {folder / 'run'}; at most 6 deep"
@@ -82,7 +82,7 @@ def test_a_random_tree_has_the_shape_of_another(folder: Path, file: Path, tmp_pa
 
 
 def test_the_tree_around_a_word(folder: Path, data: CaptionData, file: Path):
-    words = vocabulary_words(data.vocabulary)
+    words = data.vocabulary.known
     token, tree = words.index("red"), load_tree(file).tree
     shown = run("show", file, "--data", folder / "data", "--around", "red", "--words", 4).stdout
     path = tree.path(token)
@@ -95,7 +95,7 @@ def test_the_tree_around_a_word(folder: Path, data: CaptionData, file: Path):
 
 
 def test_what_is_not_drawn_is_named(folder: Path, data: CaptionData, file: Path):
-    words = vocabulary_words(data.vocabulary)
+    words = data.vocabulary.known
     tree = load_tree(file).tree
     shown = run("show", file, "--data", folder / "data").stdout
     parts = [node for node in range(tree.size - 1) if tree.node_depths[node] == 3]
@@ -106,7 +106,7 @@ def test_what_is_not_drawn_is_named(folder: Path, data: CaptionData, file: Path)
 
 
 def test_a_large_neighbour_is_named_but_not_drawn(folder: Path, data: CaptionData, tmp_path: Path):
-    words = vocabulary_words(data.vocabulary)
+    words = data.vocabulary.known
     chain = tmp_path / "chain"
     save_tree(chain, huffman_tree(2.0 ** -np.arange(len(words))), "chain", words)
     shown = run("show", chain, "--data", folder / "data", "--around", "<end>", "--words", 2).stdout

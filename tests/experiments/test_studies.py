@@ -12,7 +12,7 @@ import torch
 from corollout.data import shuffled
 from corollout.errors import InputError
 from corollout.estimators import ARS, make_estimator
-from corollout.experiments.rollouts_study import ROLLOUTS, count_rollouts, swapping, swapping_methods
+from corollout.experiments.rollouts_study import ROLLOUTS, branching, branching_methods, count_rollouts
 from corollout.experiments.studies import do_study, read_study
 from corollout.experiments.table import Plan, Study
 from corollout.experiments.table1 import TABLE1
@@ -71,8 +71,8 @@ def test_only_captions_are_asked_for_their_rollouts(tmp_path: Path):
     assert [study.name for study in TABLE1.studies] == ["variance"]
     assert [study.name for study in TABLE2.studies] == ["variance", "rollouts"]
     plan = Plan.of_scale(TABLE2, "tiny", tmp_path, (0,), ("SC", "ARS-1", "RLOO", "ARSM"))
-    assert swapping_methods(plan) == list(ROLLOUTS.methods(plan)) == ["ARS-1", "ARSM"]
-    assert swapping("ars-5") == ARS(references=5)
+    assert branching_methods(plan) == list(ROLLOUTS.methods(plan)) == ["ARS-1", "ARSM"]
+    assert branching("ars-5") == ARS(references=5)
 
 
 def in_order(sequences: list[list[int]]) -> list[float | None]:

@@ -9,7 +9,7 @@ import pytest
 from small_captions import small_run
 
 from corollout.errors import InputError
-from corollout.experiments.trees import TreeSettings, build_tree, run_embeddings, token_counts, vocabulary_words
+from corollout.experiments.trees import TreeSettings, build_tree, run_embeddings, token_counts
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.training.checkpoints import read_weights, write_weights
 from corollout.trees import balanced_tree, bisect_tree, cluster_tree, huffman_tree, permuted, save_tree
@@ -50,7 +50,7 @@ def test_counts_are_those_of_what_is_taught(data: CaptionData, longest: int):
 
 
 def test_trees_of_every_kind(data: CaptionData, run: Path, tmp_path: Path):
-    words = vocabulary_words(data.vocabulary)
+    words = data.vocabulary.known
     assert (words[0], words[-1]) == ("<end>", "<unk>")
     counts = token_counts(data.split("train"))
     embeddings = read_weights(run / "best.safetensors")[0]["embedding"].numpy()

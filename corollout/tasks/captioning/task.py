@@ -99,6 +99,10 @@ class CaptionTask(Task):
         return CaptionData.open(self.folder)
 
     @property
+    def words(self) -> tuple[str, ...]:
+        return self.data.vocabulary.known
+
+    @property
     def lessons(self) -> Columns:
         return self.train.lessons
 

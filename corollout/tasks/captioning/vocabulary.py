@@ -51,6 +51,11 @@ class Vocabulary:
             )
         return cls((END_WORD, *ordered[:frequent], UNKNOWN_WORD, *ordered[frequent:]), frequent + 2)
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The words that a model may say, each at the place of its token."""
+        return self.words[: self.size]
+
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {word: place for place, word in enumerate(self.words)}

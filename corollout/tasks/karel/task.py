@@ -14,7 +14,7 @@ from corollout.errors import InputError
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.dataset import SPLITS, KarelData
-from corollout.tasks.karel.language import END, START
+from corollout.tasks.karel.language import END, START, TOKENS
 from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, Evaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
 from corollout.tasks.karel.settings import ModelSettings, scale
@@ -60,6 +60,10 @@ class KarelTask(Task):
     ):
         self.folder, self.model, self.device = folder, model, device
         self._skip_bad, self._warn = skip_bad, warn
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return TOKENS
 
     @property
     def lessons(self) -> Columns:
