@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Decisions:
     def scores(self, logits: Float[Tensor, "row step depth"]) -> Float[Tensor, "row step depth"]:
         """d log p(token) / d logits."""
         return torch.where(self.there, self.bits.to(logits.dtype) - logits.sigmoid(), 0.0)
+
+    def log_probs(self, logits: Float[Tensor, "row step depth"]) -> Float[Tensor, "row step"]:
+        """log p(token)."""
+        return torch.where(self.there, logsigmoid(torch.where(self.bits, logits, -logits)), 0.0).sum(2)
 
 
 @dataclass(frozen=True)

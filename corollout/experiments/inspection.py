@@ -20,7 +20,7 @@ from corollout.rollouts import Engine
 from corollout.tasks.task import Task
 from corollout.training import Estimate, estimate
 from corollout.training.runs import Run
-from corollout.types import Cost, full_precision
+from corollout.types import Cost, Trajectories, full_precision
 
 ALONE = "The baseline of REINFORCE is the mean reward of the batch's other examples: for one alone there is none."
 
@@ -52,6 +52,7 @@ class Step:
     probability: float
     gradient: Float[Tensor, " vocab"]
     advantage: float | None  # A, if the gradient is weight · A (e_token − p), as score-function estimators have it
+    by_words: bool  # whether there is a logit for each token; else there is one for each decision in a tree
     branches: tuple[Branch, ...]
 
     @property
@@ -65,13 +66,13 @@ class Step:
 
     @property
     def raised(self) -> tuple[int, float] | None:
-        """The token whose logit the gradient raises most, and its entry; None if several are equal."""
-        return _only(self.gradient, self.gradient.max())
+        """The token whose logit the gradient raises most, and its entry; None if several are equal, or in a tree."""
+        return _only(self.gradient, self.gradient.max()) if self.by_words else None
 
     @property
     def lowered(self) -> tuple[int, float] | None:
-        """The token whose logit the gradient lowers most, and its entry; None if several are equal."""
-        return _only(self.gradient, self.gradient.min())
+        """The token whose logit the gradient lowers most, and its entry; None if several are equal, or in a tree."""
+        return _only(self.gradient, self.gradient.min()) if self.by_words else None
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,11 @@ def inspect_run(
     seed: int = 0,
     weights: str = "best",
 ) -> Inspection:
-    """Take apart an estimate with a run's weights and reward; the estimator is the run's own, or ARSM."""
-    own = Run.open(directory).config.get("finetune", {})
-    name = estimator or own.get("estimator", "arsm")
+    """Take apart an estimate with a run's weights and reward; the estimator is the run's own, or its head's ARSM."""
+    config = Run.open(directory).config
+    own = config.get("finetune", {})
+    usual = "bt-arsm" if config.get("model", {}).get("head") == "tree" else "arsm"
+    name = estimator or own.get("estimator", usual)
     make_estimator(name)  # a wrong name is said before anything is loaded
     task, engine = open_run(directory, weights)
     return inspect_example(task, engine, split, number, name, own.get("reward"), seed)
@@ -208,7 +211,7 @@ def take_apart(found: Estimate) -> list[MainSequence]:
     """The main sequences of an estimate with their branches."""
     trajectories = found.trajectories
     logits = full_precision(found.logits.detach())
-    probabilities = logits.softmax(2).gather(2, trajectories.tokens[:, :, None]).squeeze(2).tolist()
+    probabilities = _probabilities(trajectories, logits).tolist()
     branches = _branches(found, logits)
     weights, advantages = _advantages(found, logits) or (None, None)
     mains = []
@@ -220,6 +223,7 @@ def take_apart(found: Estimate) -> list[MainSequence]:
                 probability=probabilities[row][t],
                 gradient=found.gradient[row, t],
                 advantage=None if advantages is None else advantages[row][t],
+                by_words=trajectories.decisions is None,
                 branches=tuple(branches.get((row, t), ())),
             )
             for t in range(lengths[row])
@@ -236,21 +240,28 @@ def take_apart(found: Estimate) -> list[MainSequence]:
     return mains
 
 
+def _probabilities(trajectories: Trajectories, logits: Float[Tensor, "row step vocab"]) -> Float[Tensor, "row step"]:
+    """Of the main sequences' tokens."""
+    if trajectories.decisions is not None:
+        return trajectories.decisions.log_probs(logits).exp()
+    return logits.softmax(2).gather(2, trajectories.tokens[:, :, None]).squeeze(2)
+
+
 def _branches(found: Estimate, logits: Float[Tensor, "row step vocab"]) -> dict[tuple[int, int], list[Branch]]:
     """The branches by main sequence and step."""
     plan, mains = found.plan, len(found.trajectories.tokens)
     rows = zip(
         plan.branches.parent.tolist(),
         plan.branches.step.tolist(),
-        plan.branches.token.tolist(),
         plan.branches.greedy.tolist(),
         found.completed.tokens.tolist(),
         found.completed.lengths.tolist(),
         strict=True,
     )
     places: dict[tuple[int, int], list[Branch]] = {}
-    for source, (parent, step, token, greedy, tokens, length) in enumerate(rows, start=mains):
+    for source, (parent, step, greedy, tokens, length) in enumerate(rows, start=mains):
         credit = partial(_coefficients, found, logits, source, parent)
+        token = tokens[step]  # of a tree's branches only this says which word they begin with
         is_own = token == int(found.trajectories.tokens[parent, step])
         branch = Branch(
             token=token,
@@ -285,9 +296,14 @@ def _advantages(
         weight, scale = torch.full((rows,), 1 / rows), float(rows)  # a context's sequences are averaged
     else:
         return None
+    uniform = plan.gradient(found.rewards, torch.zeros_like(logits))
+    made = found.trajectories.decisions
+    if made is not None:
+        # Of A (bit − ½), the root's entry is ± A/2.
+        signs = 2 * made.bits[:, :, 0].double() - 1
+        return weight.tolist(), (2 * scale * signs * uniform[:, :, 0].double()).tolist()
     # Of A (e_token − p) with p = 1/V, the token's own entry is A (1 − 1/V).
     vocab = logits.shape[2]
-    uniform = plan.gradient(found.rewards, torch.zeros_like(logits))
     own = uniform.gather(2, found.trajectories.tokens[:, :, None]).squeeze(2)
     return weight.tolist(), (own.double() * (scale * vocab / (vocab - 1))).tolist()
 

@@ -7,14 +7,14 @@ training, and for fine-tuning the weights to start from, which are copied into t
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from corollout.config import from_table, to_table
 from corollout.errors import InputError
-from corollout.estimators import make_estimator
+from corollout.estimators import ARM, ARS, BinaryTreeARSM, make_estimator
 from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.tasks.registry import open_task
@@ -113,11 +113,20 @@ def new_finetuning(
         "machine": to_table(machine),
     }
     # What is wrong is said before anything is made.
-    make_estimator(settings.estimator)
+    _check_head(settings.estimator, config["model"].get("head", "softmax"))
     open_task(config).reward(settings.reward)
     _make(directory)
     write_weights(directory / START, weights, meta)  # first: what has a config.toml is complete
     Run.create(directory, config).close()
+
+
+def _check_head(estimator: str, head: str) -> None:
+    """Refuse an estimator that is for another head; those that only need the probability of a token suit both."""
+    made = make_estimator(estimator)
+    if head == "tree" and isinstance(made, ARS | ARM):
+        raise InputError(f"{estimator} is for a softmax, but the run's head is a tree: choose bt-arsm or bt-disarm")
+    if head != "tree" and isinstance(made, BinaryTreeARSM):
+        raise InputError(f"{estimator} is for a tree, but the run's head is a softmax: choose arsm or ars-K")
 
 
 def resume(directory: Path, hooks: Hooks | None = None) -> dict[str, Any]:
@@ -203,22 +212,35 @@ def _fit(
 
 def open_run(directory: Path, weights: str = "best") -> tuple[Task, Engine]:
     """A run's task, and an engine with its best weights, those of its newest checkpoint, or those of a file."""
-    run = Run.open(directory)
+    return open_weights(Run.open(directory), weights)[:2]
+
+
+class Opened(NamedTuple):
+    """A run's task, an engine with weights of its model, and after which update they were taken, if that is known."""
+
+    task: Task
+    engine: Engine
+    update: int | None
+
+
+def open_weights(run: Run, weights: str) -> Opened:
+    """The same of a run that is open already."""
     torch.set_num_threads(run.config["machine"]["threads"])
     task = open_task(run.config)
     engine = task.engine()
     if weights == "last":
         found = run.load(_ignore)
         if found is None:
-            raise InputError(f"{directory} has no checkpoint yet")
+            raise InputError(f"{run.directory} has no checkpoint yet")
         prefix = "learner/policy/"
         tensors = {k.removeprefix(prefix): v for k, v in found[1].tensors.items() if k.startswith(prefix)}
-        where = str(run.checkpoints)
+        where, update = str(run.checkpoints), found[0]
     else:
         path = run.best if weights == "best" else Path(weights)
-        tensors, where = read_weights(path, task.device)[0], str(path)
+        tensors, meta = read_weights(path, task.device)
+        where, update = str(path), int(meta["update"]) if "update" in meta else None
     load_policy(module(engine), tensors, where)
-    return task, engine
+    return Opened(task, engine, update)
 
 
 def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> tuple[Task, Evaluation]:

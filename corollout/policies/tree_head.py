@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, logsigmoid
 
-from corollout.errors import InputError
+from corollout.errors import InputError, PolicyError
 from corollout.noise import uniform
 from corollout.policies import walks
 from corollout.policies.heads import Best, Choice, Head, Keys, Outputs, Steps
@@ -66,9 +66,15 @@ class TreeHead(nn.Module, Head):
         steps: Steps,
         greedy: Bool[Tensor, " row"] | bool,
     ) -> Int64[Tensor, " row"]:
+        inner = len(self._tree.children)
+        if len(started) and int(started.min()) < -inner:
+            raise InputError(
+                f"a word was begun at inner node {~int(started.min())}, but the tree has {inner:,} of them"
+            )
         return self._walk(outputs, ~started, keys, steps, greedy)[0]
 
     def best(self, outputs: Outputs, count: int) -> Best:
+        self._check(outputs)
         x = full_precision(outputs.detach())
         count = min(count, self._tree.size)
         sound = x.isfinite().all(1)
@@ -90,6 +96,7 @@ class TreeHead(nn.Module, Head):
     def logits(
         self, outputs: Float[Tensor, "row step width"], tokens: Int64[Tensor, "row step"]
     ) -> Float[Tensor, "row step logit"]:
+        self._check(outputs, tokens)
         x, paths = outputs.flatten(0, 1), self._paths(outputs.device)
         compiled = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         found = (_PathLogits.apply if compiled else path_logits)(
@@ -100,8 +107,7 @@ class TreeHead(nn.Module, Head):
     def log_probs(
         self, logits: Float[Tensor, "row step logit"], tokens: Int64[Tensor, "row step"]
     ) -> Float[Tensor, "row step"]:
-        made = self.decisions(tokens)
-        return torch.where(made.there, logsigmoid(torch.where(made.bits, logits, -logits)), 0.0).sum(2)
+        return self.decisions(tokens).log_probs(logits)
 
     def decisions(self, tokens: Int64[Tensor, "row step"]) -> Decisions:
         paths = self._paths(tokens.device)
@@ -130,6 +136,17 @@ class TreeHead(nn.Module, Head):
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _check(self, outputs: Float[Tensor, "... width"], tokens: Int64[Tensor, "row step"] | None = None) -> None:
+        """Refuse what would lead compiled loops out of their arrays."""
+        width = self.weight.shape[1]
+        if outputs.shape[-1] != width:
+            raise PolicyError(
+                f"the policy puts out {outputs.shape[-1]} numbers for each row, but its head reads {width}"
+            )
+        strange = [] if tokens is None else tokens[(tokens < 0) | (tokens >= self._tree.size)]
+        if len(strange):
+            raise InputError(f"the tree has {self._tree.size:,} tokens, and no token {int(strange[0])}")
+
     def _walk(
         self,
         outputs: Outputs,
@@ -139,6 +156,7 @@ class TreeHead(nn.Module, Head):
         greedy: Bool[Tensor, " row"] | bool,
     ) -> tuple[Int64[Tensor, " row"], Float[Tensor, "row logit"]]:
         """Walk from a node of each row to a token; the logits met, at their depths."""
+        self._check(outputs)
         x = full_precision(outputs.detach())
         if isinstance(greedy, bool):
             greedy = torch.full_like(keys, greedy, dtype=torch.bool)
@@ -255,7 +273,8 @@ class _PathLogits(torch.autograd.Function):
         ctx: Any, *outer: Tensor
     ) -> tuple[Tensor, None, None, None, Tensor, Tensor]:
         nodes, lengths, weight, x, tokens = ctx.saved_tensors
-        dx, dweight, dbias = torch.zeros_like(x), torch.zeros_like(weight), weight.new_zeros(len(weight))
+        # Not zeros_like: that may be laid out as a transposed x is, and the loop would fill a copy.
+        dx, dweight, dbias = x.new_zeros(x.shape), weight.new_zeros(weight.shape), weight.new_zeros(len(weight))
         walks.path_gradients(*_arrays(nodes, lengths, weight, x, tokens, outer[0], dx, dweight, dbias))
         return dx, None, None, None, dweight, dbias
 

@@ -18,6 +18,7 @@ from corollout.experiments.table2 import TABLE2, DataSettings, make_data
 from corollout.reports.rollouts import Correlation, Sentences
 from corollout.reports.table import FIGURES, collect, result_tables, write_table
 from corollout.reports.table2 import TABLE2_WORDS
+from corollout.trees import load_tree
 
 METHODS = ("SC", "ARS-5", "ARSM")
 OWN_FIGURES = ("rollouts-updates", "rollouts-steps", "rollouts-cider")
@@ -113,10 +114,23 @@ def test_data_that_is_named_is_only_looked_at(tmp_path: Path):
     assert open_plan(TABLE2, tmp_path / "new", "tiny", None, None, {}, {})[0].folder == tmp_path / "new" / "data"
 
 
+def test_which_models_are_made(tmp_path: Path):
+    def models(methods: tuple[str, ...] | None, vectors: str = "") -> tuple[str, ...]:
+        return Plan.of_scale(TABLE2, "tiny", tmp_path, None, methods, {"vectors": vectors}).models
+
+    assert models(None) == ("MLE", "tree_RD", "tree_DIS")
+    assert models(None, "glove.txt") == ("MLE", "tree_RD", "tree_WV", "tree_DIS")
+    assert models(("SC", "ARSM"), "glove.txt") == ("MLE",)
+    assert models(("BT-SC",)) == ("MLE", "tree_DIS")  # the tree is made of the softmax model's embeddings
+    plan = Plan.of_scale(TABLE2, "tiny", tmp_path, (0, 1), ("SC", "BT-SC"))
+    assert plan.run(0, "SC", 1e-3) != plan.run(0, "BT-SC", 1e-3)
+    assert plan.runs == 2 * (2 + 2)
+
+
 @pytest.mark.slow
 def test_the_whole_experiment_in_miniature(tmp_path: Path):
     out = tmp_path / "out"
-    open_plan(TABLE2, out, "tiny", (0,), ("SC", "ARS-5"), {}, {})
+    open_plan(TABLE2, out, "tiny", (0,), ("SC", "ARS-5", "BT-DisARM"), {}, {})
     plan = read_toml(out / "plan.toml")
     plan["data"] |= {"train": 40, "val": 8, "test": 8}
     plan["model"] |= {"embedding": 8, "hidden": 8}
@@ -127,15 +141,28 @@ def test_the_whole_experiment_in_miniature(tmp_path: Path):
     command = [str(Path(sys.executable).parent / "corollout"), "reproduce", "table2", "--out", str(out)]
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr
-    for word in ("ARS-5, seed 0, rate 0.001: ", "variance, ARS-5: ", "rollouts, ARS-5: "):
+    for word in ("ARS-5, seed 0, rate 0.001: ", "variance, ARS-5: ", "rollouts, BT-DisARM: ", "tree_DIS, seed 0: "):
         assert word in first.stderr
     assert "rollouts, SC" not in first.stderr
     study = json.loads((out / "rollouts.json").read_text())
-    assert study.keys() == {"ARS-5"}
+    assert study.keys() == {"ARS-5", "BT-DisARM"}
     assert len(study["ARS-5"]["scores"]) == 40
     assert sum(study["ARS-5"]["rollouts"]) > 0
     names = {path.stem for path in (out / "report").iterdir()}
-    assert names >= set(OWN_FIGURES)
-    row = table_of(out / "report", "All measures, test")["ARS-5"]
+    assert names >= {*OWN_FIGURES, "rollouts-depths", "figure-tree_DIS", "curves-tree_DIS"}
+    rows = table_of(out / "report", "All measures, test")
+    assert list(rows) == ["MLE", "SC", "ARS-5", "tree_DIS", "BT-DisARM"]
+    gain = json.loads((out / "report" / "table.json").read_text())["comparison"]["methods"][-1]["gains"]["test"]
+    start, end = (
+        np.array(json.loads((out / "seed-0" / name / "result.json").read_text())["test"]["scores"])
+        for name in ("tree-dis", "tree-dis-bt-disarm-0.001")
+    )
+    assert gain["value"] == pytest.approx((end - start).mean(), abs=1e-5)  # over the model that it started from
+    curves = [json.loads((out / "report" / f"curves{part}.json").read_text()) for part in ("", "-tree_DIS")]
+    assert [[one["label"] for one in own["seconds"]] for own in curves] == [["SC", "ARS-5"], ["BT-DisARM"]]
+    depths = json.loads((out / "report" / "rollouts.json").read_text())["by_depth"]
+    tree = load_tree(out / "seed-0" / "tree-dis" / "tree.safetensors").tree
+    assert [(one["label"], len(one["values"])) for one in depths] == [("BT-DisARM", tree.depth)]
+    row = rows["ARS-5"]
     result = json.loads((out / "seed-0" / "ars-5-0.001" / "result.json").read_text())
     assert row["BLEU-1"] == f"{100 * result['test']['bleu_1']:.1f}"

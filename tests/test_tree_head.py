@@ -1,0 +1,548 @@
+"""The tree head against plain walks and products: draws, probabilities, the best tokens, logits and their gradients.
+
+The statistical test looks at numbers that are fixed by their seeds, so it passes always or never; its limit is such
+that a right head would fail it with probability below 1e-9, whatever the seed.
+"""
+
+import copy
+import math
+from collections.abc import Generator
+
+import numpy as np
+import pytest
+import torch
+from head_reference import CLOSE, chain, phi_of, plain_log_prob, plain_walk, random_head
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+from tree_problems import UNBALANCED
+from tree_reference import Nested, nested_trees, plain_paths, tree_of
+
+from corollout.errors import InputError, PolicyError
+from corollout.noise import MAIN, Noise, uniform
+from corollout.policies import TreeHead
+from corollout.policies.tree_head import path_logits
+from corollout.trees import Tree, balanced_tree, huffman_tree, permuted
+
+PAIR = Tree(np.array([[-2, -1]], np.int32))  # token 1 to the left
+TREES = {
+    "pair": PAIR,
+    "unbalanced": UNBALANCED,
+    "balanced": permuted(balanced_tree(33), seed=2),
+    "huffman": huffman_tree(0.8 ** np.arange(50)),
+    "chain": chain(20),
+}
+TYPES = [torch.float64, torch.float32]
+two_and_more = nested_trees().filter(lambda pairs: not isinstance(pairs, int))
+
+
+@pytest.fixture(params=TREES)
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """As much work as there is, is handed out."""
+    monkeypatch.setattr("corollout.threads._WORTH_IT", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def outputs_of(rows: int, width: int = 6, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def noise_of(rows: int, seed: int = 3) -> tuple[Tensor, Tensor]:
+    """Keys and steps; negative keys are among them, as they are of all 64 bits."""
+    keys = Noise(seed).keys(torch.arange(rows), MAIN)
+    assert rows < 20 or int(keys.min()) < 0
+    return keys, torch.arange(rows) % 7
+
+
+def whole_number(rows: int, most: int, seed: int = 4) -> Tensor:
+    """Whole numbers below ``most``."""
+    return torch.randint(most, (rows,), generator=torch.Generator().manual_seed(seed))
+
+
+# Walks
+
+
+@settings(max_examples=40, deadline=None)
+@given(two_and_more, st.integers(0, 99), st.sampled_from(TYPES))
+def test_a_walk_equals_a_plain_walk(pairs: Nested, seed: int, dtype: torch.dtype):
+    head = random_head(tree_of(pairs), seed=seed, dtype=dtype)
+    x, (keys, steps) = outputs_of(8, seed=seed, dtype=dtype), noise_of(8, seed)
+    greedy = torch.arange(8) % 2 == 0
+    tokens, logits, sound = head.choose(x, keys, steps, greedy)
+    assert logits.shape == (8, head.tree.depth)
+    assert logits.dtype == dtype
+    assert bool(sound.all())
+    for row in range(8):
+        token, met, closest = plain_walk(head, x[row], 0, keys[row], int(steps[row]), bool(greedy[row]))
+        if closest > CLOSE[dtype]:
+            assert int(tokens[row]) == token
+            expected = torch.zeros(head.tree.depth, dtype=torch.float64)
+            expected[list(met)] = torch.tensor(list(met.values()), dtype=torch.float64)
+            torch.testing.assert_close(logits[row].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_compiled_walk_equals_the_walk_by_levels(tree: Tree, dtype: torch.dtype):
+    rows = 3000
+    head, x, (keys, steps) = random_head(tree, dtype=dtype), outputs_of(rows, dtype=dtype), noise_of(rows)
+    # Half of them from the root, the others from anywhere, tokens included.
+    start = torch.where(whole_number(rows, 2) == 0, 0, whole_number(rows, 2 * tree.size - 1, seed=5) - tree.size)
+    greedy = whole_number(rows, 3, seed=6) == 0
+    tokens, logits = head._walk(x, start, keys, steps, greedy)
+    slow_tokens, slow_logits = head.walk_by_levels(x, start, keys, steps, greedy)
+    assert set(tokens.tolist()) <= set(range(tree.size))
+    pi = uniform(keys, steps, tree.depth, torch.float64)
+    distance = torch.where(greedy[:, None], slow_logits.double(), pi - slow_logits.double().sigmoid()).abs()
+    sure = (distance > CLOSE[dtype]).logical_or(slow_logits == 0).all(1)
+    assert float(sure.double().mean()) > 0.99
+    assert torch.equal(tokens[sure], slow_tokens[sure])
+    torch.testing.assert_close(logits[sure], slow_logits[sure])
+
+
+def test_walks_from_a_node_stay_below_it(tree: Tree):
+    head, x, (keys, steps) = random_head(tree), outputs_of(100), noise_of(100)
+    for node in range(tree.size - 1):
+        tokens = head.finish(x, torch.full((100,), ~node), keys, steps, False)
+        assert set(tokens.tolist()) <= set(tree.tokens(node).tolist())
+        assert len(set(tokens.tolist())) > 1
+    for token in range(tree.size):
+        assert head.finish(x, torch.full((100,), token), keys, steps, False).tolist() == [token] * 100
+
+
+def test_a_walk_goes_on_from_any_node_of_its_own_path_as_it_went(tree: Tree):
+    """Every depth has its own number, whichever node a walk began at."""
+    head, x, (keys, steps) = random_head(tree), outputs_of(60), noise_of(60)
+    for greedy in (False, True):
+        tokens = head.choose(x, keys, steps, greedy).tokens
+        for depth in range(tree.depth):
+            path = [plain_paths(tree)[token][: depth + 1][-1][0] for token in tokens.tolist()]
+            assert torch.equal(head.finish(x, ~torch.tensor(path), keys, steps, greedy), tokens)
+
+
+def test_greedy_takes_the_likelier_bit(tree: Tree):
+    head, x, (keys, steps) = random_head(tree), outputs_of(50), noise_of(50)
+    tokens = head.choose(x, keys, steps, True).tokens.tolist()
+    for row, token in enumerate(tokens):
+        assert all(bit == (phi_of(head, x[row], node) > 0) for node, bit in tree.path(token))
+    assert torch.equal(head.choose(x, keys + 1, steps, True).tokens, torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_tokens_are_drawn_with_their_probabilities(start: int):
+    rows, tree = 100_000, TREES["balanced"]
+    head, x = random_head(tree), outputs_of(1)
+    with torch.no_grad():
+        head.weight.mul_(0.4)
+        p = head.all_log_probs(x)[0].exp()
+    below = torch.from_numpy(tree.tokens(start).copy()).long()
+    expected = rows * p[below] / p[below].sum()
+    assert float(expected.min()) > 30  # so that the statistic has a χ² distribution
+    tokens = head.finish(x.expand(rows, -1), torch.full((rows,), ~start), *noise_of(rows), False)
+    found = tokens.bincount(minlength=tree.size)[below]
+    assert int(found.sum()) == rows
+    statistic = float(((found - expected) ** 2 / expected).sum())
+    assert statistic < chi2.isf(1e-10, len(below) - 1)
+
+
+def test_rows_may_be_none(tree: Tree):
+    head, nothing = random_head(tree), torch.empty(0, dtype=torch.int64)
+    tokens, logits, sound = head.choose(outputs_of(0), nothing, nothing, False)
+    assert (tokens.shape, logits.shape, sound.shape) == ((0,), (0, tree.depth), (0,))
+    assert head.best(outputs_of(0), 2).tokens.shape == (0, 2)
+    assert head.logits(outputs_of(0)[:, None], nothing[:, None]).shape == (0, 1, tree.depth)
+    assert head.all_log_probs(outputs_of(0)).shape == (0, tree.size)
+
+
+def test_half_precision_is_computed_in_single_precision(tree: Tree):
+    head, x, (keys, steps) = random_head(tree, dtype=torch.float32), outputs_of(40).bfloat16(), noise_of(40)
+    half, single = (head.choose(y, keys, steps, False) for y in (x, x.float()))
+    assert half.logits.dtype == torch.float32
+    assert torch.equal(half.tokens, single.tokens)
+    assert torch.equal(half.logits, single.logits)
+    again = head.logits(x[:, None], half.tokens[:, None])[:, 0]
+    assert again.dtype == torch.bfloat16
+    torch.testing.assert_close(again.float(), half.logits, rtol=0.05, atol=0.05)
+
+
+# Probabilities
+
+
+def test_probabilities_are_products_along_the_paths(tree: Tree):
+    head, x = random_head(tree), outputs_of(5)
+    found = head.all_log_probs(x)
+    expected = [[plain_log_prob(head, row, token) for token in range(tree.size)] for row in x]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.logsumexp(1), torch.zeros(5).double(), rtol=0, atol=1e-12)
+
+
+def test_log_probabilities_of_tokens_come_from_their_logits(tree: Tree):
+    head, x = random_head(tree), outputs_of(60).unflatten(0, (20, 3))
+    tokens = whole_number(60, tree.size).unflatten(0, (20, 3))
+    found = head.log_probs(head.logits(x, tokens), tokens)
+    expected = head.all_log_probs(x.flatten(0, 1)).unflatten(0, (20, 3)).gather(2, tokens[:, :, None]).squeeze(2)
+    torch.testing.assert_close(found, expected)
+
+
+def test_extreme_logits_are_no_trouble():
+    head = random_head(UNBALANCED)
+    with torch.no_grad():
+        head.weight.mul_(1e4)
+    x, (keys, steps) = outputs_of(50), noise_of(50)
+    tokens, logits, sound = head.choose(x, keys, steps, False)
+    assert bool(sound.all())
+    assert torch.equal(tokens, head.choose(x, keys, steps, True).tokens)
+    assert float(head.log_probs(logits[:, None], tokens[:, None]).min()) > -1e-9
+    best = head.best(x, 5)
+    assert bool(best.log_probs.isfinite().all())
+    assert torch.equal(best.tokens[:, 0], tokens)
+
+
+# The best tokens
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", [1, 3, 50, 77])
+def test_the_best_tokens_are_the_best_of_all(tree: Tree, count: int, dtype: torch.dtype):
+    head, x = random_head(tree, dtype=dtype), outputs_of(40, dtype=dtype)
+    log_probs, tokens, sound = head.best(x, count)
+    every = head.all_log_probs(x)
+    expected = every.topk(min(count, tree.size), 1)
+    assert log_probs.dtype == dtype
+    assert bool(sound.all())
+    torch.testing.assert_close(log_probs, expected.values)
+    torch.testing.assert_close(log_probs, every.gather(1, tokens))
+    assert all(len(set(row)) == len(row) for row in tokens.tolist())
+    if dtype == torch.float64:
+        assert torch.equal(tokens, expected.indices)
+
+
+@settings(max_examples=40, deadline=None)
+@given(two_and_more, st.integers(0, 99), st.integers(1, 30))
+def test_the_best_tokens_of_any_tree(pairs: Nested, seed: int, count: int):
+    head = random_head(tree_of(pairs), seed=seed)
+    found = head.best(outputs_of(3, seed=seed), count)
+    expected = head.all_log_probs(outputs_of(3, seed=seed)).topk(min(count, head.tree.size), 1)
+    assert torch.equal(found.tokens, expected.indices)
+    torch.testing.assert_close(found.log_probs, expected.values)
+
+
+@pytest.mark.parametrize(("tree", "bias"), [(chain(400), 6.0), (permuted(balanced_tree(400), seed=1), 0.0)])
+@pytest.mark.parametrize("count", [1, 20, 400])
+def test_many_nodes_may_wait_to_be_entered(tree: Tree, bias: float, count: int):
+    """All tokens of the chain wait for its end; in a flat tree, all nodes of a level for each other."""
+    head = random_head(tree)
+    with torch.no_grad():
+        head.weight.mul_(1e-3)
+        head.bias.fill_(bias)
+    found, expected = head.best(outputs_of(4), count), head.all_log_probs(outputs_of(4)).topk(count, 1)
+    assert torch.equal(found.tokens, expected.indices)
+    torch.testing.assert_close(found.log_probs, expected.values)
+
+
+# Logits and decisions
+
+
+def gradients(found: Tensor, outer: Tensor, *wanted: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(found, wanted, outer)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_logits_and_their_gradients_are_those_of_plain_operations(tree: Tree, dtype: torch.dtype):
+    head = random_head(tree, dtype=dtype)
+    x = outputs_of(60, dtype=dtype).unflatten(0, (20, 3)).requires_grad_()
+    tokens = whole_number(60, tree.size).unflatten(0, (20, 3))
+    found = head.logits(x, tokens)
+    codes = (torch.from_numpy(part) for part in (tree.codes.nodes, tree.codes.lengths))
+    plain = path_logits(x.flatten(0, 1), tokens.flatten(), *codes, head.weight, head.bias).unflatten(0, (20, 3))
+    torch.testing.assert_close(found, plain)
+    for row, step in ((0, 0), (7, 2), (19, 1)):
+        path = [phi_of(head, x[row, step], node) for node, _ in tree.path(int(tokens[row, step]))]
+        expected = torch.tensor(path + [0.0] * (tree.depth - len(path)), dtype=dtype)
+        torch.testing.assert_close(found[row, step], expected)
+    outer = torch.randn(found.shape, generator=torch.Generator().manual_seed(9), dtype=dtype)
+    outer[3] = 0  # rows without any gradient
+    wanted = x, head.weight, head.bias
+    for one, other in zip(gradients(found, outer, *wanted), gradients(plain, outer, *wanted), strict=True):
+        assert bool((one != 0).any())
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_those_of_finite_differences():
+    head = random_head(UNBALANCED, width=3)
+    x, tokens = outputs_of(4, width=3)[:, None].requires_grad_(), torch.tensor([[0], [2], [1], [2]])
+
+    def logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.func.functional_call(_Logits(head), {"head.weight": weight, "head.bias": bias}, (x, tokens))
+
+    assert torch.autograd.gradcheck(logits, (x, head.weight, head.bias))
+
+
+class _Logits(torch.nn.Module):
+    def __init__(self, head: TreeHead):
+        super().__init__()
+        self.head = head
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.head.logits(x, tokens)
+
+
+@pytest.mark.parametrize("layout", ["rows last", "every other", "repeated", "steps first"])
+def test_outputs_may_lie_in_memory_in_any_way(layout: str):
+    head = random_head(UNBALANCED)
+    base = outputs_of(24)
+    x = {
+        "rows last": base.t().contiguous().t()[:, None],
+        "every other": base[::2, None],
+        "repeated": base[:1].expand(24, -1)[:, None],
+        "steps first": base.unflatten(0, (3, 8)).transpose(0, 1),
+    }[layout]
+    assert not x.is_contiguous()
+    tokens = whole_number(x.shape[0] * x.shape[1], 5).view(x.shape[:2])
+    found = []
+    for y in (x.detach(), x.clone(memory_format=torch.contiguous_format)):
+        y.requires_grad_()
+        logits = head.logits(y, tokens)
+        found.append((logits, *gradients(logits.square().sum(), torch.tensor(1.0).double(), y, head.weight, head.bias)))
+        keys, steps = noise_of(len(y))
+        found[-1] += (head.choose(y[:, 0], keys, steps, False).tokens, head.best(y[:, 0], 3).tokens)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_sum_passes_its_gradient_on_to_every_decision():
+    """The gradient of a sum is one number, looked at many times: there is no array of it."""
+    head, tokens = random_head(UNBALANCED), torch.tensor([[2, 3]])
+    head.logits(outputs_of(2)[None], tokens).sum().backward()
+    assert head.bias.grad is not None
+    assert head.bias.grad.tolist() == [2.0, 2.0, 2.0, 2.0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(two_and_more)
+def test_decisions_are_the_bits_of_the_path_and_where_the_others_lead(pairs: Nested):
+    tree = tree_of(pairs)
+    tokens = torch.arange(tree.size)[None]
+    made = random_head(tree).decisions(tokens)
+    for token, path in plain_paths(tree).items():
+        padding = tree.depth - len(path)
+        assert made.there[0, token].tolist() == [True] * len(path) + [False] * padding
+        assert made.bits[0, token, : len(path)].tolist() == [bit for _, bit in path]
+        for depth, (node, bit) in enumerate(path):
+            other = int(made.other[0, token, depth])
+            sibling = int(tree.children[node, int(not bit)])
+            assert other == (~sibling if sibling < 0 else -1 - sibling)
+            there = [other] if other >= 0 else tree.tokens(-1 - other).tolist()
+            own = [~int(tree.children[node, int(bit)])] if depth + 1 == len(path) else tree.tokens(path[depth + 1][0])
+            assert sorted([*there, *own]) == sorted(tree.tokens(node).tolist())
+        assert made.other[0, token, len(path) :].tolist() == [0] * padding
+
+
+def test_scores_are_the_gradients_of_log_probabilities(tree: Tree):
+    head, x = random_head(tree), outputs_of(40)[:, None]
+    tokens = whole_number(40, tree.size)[:, None]
+    logits = head.logits(x, tokens).detach().requires_grad_()
+    (expected,) = torch.autograd.grad(head.log_probs(logits, tokens).sum(), logits)
+    torch.testing.assert_close(head.decisions(tokens).scores(logits.detach()), expected)
+
+
+# Work
+
+
+def test_only_the_nodes_on_the_path_are_looked_at():
+    """All others may be NaN; and they get no gradient."""
+    tree = TREES["huffman"]
+    head, x, (keys, steps) = random_head(tree), outputs_of(20), noise_of(20)
+    everywhere = head.choose(x, keys, steps, False)
+    for row, token in enumerate(everywhere.tokens.tolist()):
+        path = [node for node, _ in tree.path(token)]
+        off = torch.ones(tree.size - 1, dtype=torch.bool).index_fill(0, torch.tensor(path), False)
+        blind = copy.deepcopy(head)
+        with torch.no_grad():
+            blind.weight[off], blind.bias[off] = torch.nan, torch.nan
+        here = slice(row, row + 1)
+        for greedy in (False, True):
+            if greedy and int(head.choose(x[here], keys[here], steps[here], True).tokens) != token:
+                continue
+            assert int(blind.choose(x[here], keys[here], steps[here], greedy).tokens) == token
+            node = torch.tensor([~path[len(path) // 2]])
+            assert int(blind.finish(x[here], node, keys[here], steps[here], greedy)) == token
+        found = blind.choose(x[here], keys[here], steps[here], False)
+        assert bool(found.sound)
+        assert torch.equal(found.logits, everywhere.logits[here])
+        logits = blind.logits(x[here, None], torch.tensor([[token]]))
+        torch.testing.assert_close(logits[:, 0], found.logits)
+        blind.log_probs(logits, torch.tensor([[token]])).sum().backward()
+        assert blind.weight.grad is not None
+        assert torch.equal((blind.weight.grad != 0).any(1), ~off)
+
+
+def test_the_best_token_is_found_without_the_nodes_that_are_less_probable():
+    tree = TREES["huffman"]
+    head, x = random_head(tree), outputs_of(12)
+    p = head.all_log_probs(x).exp()
+    for row in range(12):
+        reach = torch.stack([p[row, torch.from_numpy(tree.tokens(node).copy()).long()].sum() for node in range(49)])
+        off = reach < p[row].max() * (1 - 1e-9)
+        assert int(off.sum()) > 10
+        blind = copy.deepcopy(head)
+        with torch.no_grad():
+            blind.weight[off], blind.bias[off] = torch.nan, torch.nan
+        found = blind.best(x[row : row + 1], 1)
+        assert bool(found.sound)
+        assert int(found.tokens) == int(p[row].argmax())
+        assert math.exp(float(found.log_probs)) == pytest.approx(float(p[row].max()))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_several_threads_do_the_same_as_one(tree: Tree):
+    head, x, (keys, steps) = random_head(tree), outputs_of(301), noise_of(301)
+    start = torch.where(whole_number(301, 2) == 0, ~0, whole_number(301, tree.size))
+
+    def everything() -> list[Tensor]:
+        tokens, logits, _ = head.choose(x, keys, steps, False)
+        best = head.best(x, 4)
+        taught = head.logits(x[:, None], tokens[:, None])
+        gradient = gradients(taught, torch.ones_like(taught), head.weight, head.bias)
+        return [tokens, logits, best.tokens, best.log_probs, head.finish(x, start, keys, steps, False), *gradient]
+
+    shared = everything()
+    torch.set_num_threads(1)
+    for one, other in zip(shared, everything(), strict=True):
+        assert torch.equal(one, other)
+
+
+# NaN
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_outputs_that_are_no_numbers_are_told(tree: Tree, bad: float):
+    head, x, (keys, steps) = random_head(tree), outputs_of(6), noise_of(6)
+    x[4, 1] = bad
+    expected = [True, True, True, True, False, True]
+    for greedy in (False, True):
+        found = head.choose(x, keys, steps, greedy)
+        assert found.sound.tolist() == expected
+        assert bool((found.tokens < tree.size).all())
+        fine = torch.tensor(expected)
+        assert torch.equal(found.tokens[fine], head.choose(x[fine], keys[fine], steps[fine], greedy).tokens)
+    for count in (1, tree.size):
+        best = head.best(x, count)
+        assert best.sound.tolist() == expected
+        assert torch.equal(best.tokens[:4], head.best(x[:4], count).tokens)
+
+
+def test_weights_that_are_no_numbers_are_told(tree: Tree):
+    head, (keys, steps) = random_head(tree), noise_of(6)
+    with torch.no_grad():
+        head.weight[0, 0] = torch.nan
+    assert not bool(head.choose(outputs_of(6), keys, steps, False).sound.any())
+    assert not bool(head.best(outputs_of(6), 2).sound.any())
+
+
+# Trees that come and go
+
+
+def alike(one: TreeHead, other: TreeHead) -> bool:
+    x, (keys, steps) = outputs_of(40), noise_of(40)
+    tokens = one.choose(x, keys, steps, False).tokens
+    pairs = [
+        (
+            head.choose(x, keys, steps, False).tokens,
+            head.best(x, 3).tokens,
+            head.all_log_probs(x),
+            head.logits(x[:, None], tokens[:, None]),
+            head.decisions(tokens[:, None]).other,
+        )
+        for head in (one, other)
+    ]
+    return one.tree == other.tree and all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
+def test_a_tree_is_loaded_with_the_weights():
+    saved = random_head(TREES["huffman"], seed=1)
+    other = random_head(permuted(balanced_tree(50), seed=4), seed=2)
+    other.choose(outputs_of(2), *noise_of(2), False)
+    assert not alike(saved, other)
+    kept = {name: tensor.clone() for name, tensor in saved.state_dict().items()}
+    assert sorted(kept) == ["below", "bias", "weight"]
+    other.load_state_dict(kept)
+    assert alike(saved, other)
+
+
+def test_a_tree_is_loaded_with_the_weights_of_the_whole_policy():
+    one, other = (torch.nn.ModuleDict({"head": random_head(tree)}) for tree in (chain(9), balanced_tree(9)))
+    other.load_state_dict(one.state_dict())
+    assert alike(*(policy.get_submodule("head") for policy in (one, other)))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_copy_has_a_tree_of_its_own():
+    head = random_head(chain(9))
+    own = copy.deepcopy(head)
+    assert alike(head, own)
+    own.plant(balanced_tree(9))
+    assert head.tree == chain(9)
+    assert own.tree == balanced_tree(9)
+
+
+def test_planting_changes_the_tree_and_no_weight():
+    head, expected = random_head(chain(9), seed=3), random_head(balanced_tree(9), seed=3)
+    before = head.weight.clone()
+    head.plant(balanced_tree(9))
+    assert torch.equal(head.weight, before)
+    assert alike(head, expected)
+    with pytest.raises(InputError, match="the model has 9 tokens, but the tree 8"):
+        head.plant(balanced_tree(8))
+    assert alike(head, expected)
+
+
+def test_what_is_no_tree_is_not_loaded():
+    head = random_head(UNBALANCED)
+    broken = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    broken["below"][1] = broken["below"][0]
+    with pytest.raises(InputError, match="of the tree is there twice"):
+        head.load_state_dict(broken)
+
+
+def test_one_token_is_no_choice():
+    with pytest.raises(InputError, match="a tree head needs a tree of at least two tokens"):
+        TreeHead(3, Tree(np.empty((0, 2), np.int32)))
+
+
+# What would lead out of the arrays
+
+
+@pytest.mark.parametrize("width", [5, 7])
+def test_outputs_of_another_width_are_refused(width: int):
+    head, x, (keys, steps) = random_head(UNBALANCED), outputs_of(4, width), noise_of(4)
+    for ask in (
+        lambda: head.choose(x, keys, steps, False),
+        lambda: head.finish(x, keys * 0 - 1, keys, steps, False),
+        lambda: head.best(x, 2),
+        lambda: head.logits(x[:, None], torch.zeros(4, 1, dtype=torch.int64)),
+    ):
+        with pytest.raises(
+            PolicyError, match=f"the policy puts out {width} numbers for each row, but its head reads 6"
+        ):
+            ask()
+
+
+@pytest.mark.parametrize("token", [-1, 5, 10**9])
+def test_tokens_that_the_tree_does_not_have_are_refused(token: int):
+    tokens = torch.tensor([[1], [token]])
+    with pytest.raises(InputError, match=f"the tree has 5 tokens, and no token {token}"):
+        random_head(UNBALANCED).logits(outputs_of(2)[:, None], tokens)
+
+
+def test_words_begun_at_a_node_that_the_tree_does_not_have_are_refused():
+    keys, steps = noise_of(2)
+    with pytest.raises(InputError, match="a word was begun at inner node 4, but the tree has 4 of them"):
+        random_head(UNBALANCED).finish(outputs_of(2), torch.tensor([-1, -5]), keys, steps, False)
