@@ -2,39 +2,48 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from corollout.errors import InputError
-from corollout.estimators import make_estimator
+from corollout.estimators import BinaryTreeARSM, make_estimator
 from corollout.experiments import jobs
 from corollout.experiments.table import Plan, Study
 from corollout.noise import Noise
 from corollout.training import probe_variance
 
+_MORE = 6  # times as many estimates where a small difference is to be seen
 
-def _begin(plan: Plan) -> Callable[[str, Callable[[float], None]], dict[str, Any]]:
+
+def _begin(plan: Plan, times: int = 1) -> Callable[[str, Callable[[float], None]], dict[str, Any]]:
     """Every method is measured on the same examples, at the weights that it starts from with the first seed."""
     if plan.probes < 3:
         raise InputError(f"a variance with its error needs at least 3 estimates, not {plan.probes}")
     seed = plan.seeds[0]
+    count = times * plan.probes
     opened = cache(lambda model: jobs.open_run(plan.mle(seed, model)))
 
     def measure(method: str, tell: Callable[[float], None]) -> dict[str, Any]:
         made = 0
 
-        def count() -> None:
+        def advance() -> None:
             nonlocal made
             made += 1
-            tell(made / plan.probes)
+            tell(made / count)
 
         task, engine = opened(plan.start(method))
         batch = task.train.columns.batch(range(min(plan.finetune.batch_size, len(task.train))), task.device)
         reward = task.reward(plan.finetune.reward)
         estimator = make_estimator(plan.estimator(method))
-        return asdict(probe_variance(engine, batch, reward, estimator, plan.probes, Noise(seed), on_estimate=count))
+        return asdict(probe_variance(engine, batch, reward, estimator, count, Noise(seed), on_estimate=advance))
 
     return measure
 
 
+def _tree_methods(plan: Plan) -> list[str]:
+    """Methods with the same rollouts, whose variances differ by little."""
+    return [method for method in plan.methods if isinstance(make_estimator(plan.estimator(method)), BinaryTreeARSM)]
+
+
 VARIANCE = Study("variance", "probes.json", lambda plan: plan.methods, _begin)
+PAIRS = Study("variance at equal rollouts", "pairs.json", _tree_methods, partial(_begin, times=_MORE))

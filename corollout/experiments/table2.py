@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corollout.config import option
-from corollout.experiments.probes import VARIANCE
+from corollout.experiments.probes import PAIRS, VARIANCE
 from corollout.experiments.rollouts_study import ROLLOUTS
 from corollout.experiments.table import MLE, Experiment, Model, Plan
 from corollout.experiments.trees import TreeSettings, build_tree
@@ -85,7 +85,7 @@ TABLE2 = Experiment(
     DataSettings,
     lambda settings, place: Path(settings.folder) if settings.folder else place,
     make_data,
-    (VARIANCE, ROLLOUTS),
+    (VARIANCE, PAIRS, ROLLOUTS),
     (
         Model(MLE, "mle"),
         Model("tree_RD", "tree-rd", _permuted, after=MLE),

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from corollout.estimators import ARS
+from corollout.experiments.probes import PAIRS
 from corollout.experiments.rollouts_study import ROLLOUTS, branching, branching_methods
 from corollout.experiments.table import Plan, result_of
 from corollout.reports import pages
@@ -14,8 +15,9 @@ from corollout.reports.curves import Group, read_curves
 from corollout.reports.rollout_figures import density_figure, fall_figure, step_figures, steps_figure
 from corollout.reports.rollouts import Correlation, Sentences, correlation_cells, ranks, read_step_map
 from corollout.reports.table import Collected, Section, Words
-from corollout.reports.text import NOTHING, TextTable, number, percent
+from corollout.reports.text import NOTHING, TextTable, number, percent, signed_percent
 from corollout.tasks.captioning.metrics import CIDER, NAMES
+from corollout.tasks.task import mean_interval
 
 _MEASURES = {key: NAMES[key] for key in ("cider", "bleu_4", "bleu_3", "bleu_2", "bleu_1", "rouge_l")}
 _PAPER_NAMES = ("CIDEr", "B4", "B3", "B2", "B1", "ROUGE")
@@ -75,6 +77,32 @@ def _measured(method: Method, prefix: str) -> list[str]:
         spread = f" ± {percent(float(np.std(values, ddof=1)), 1)}" if len(values) > 1 else ""
         cells.append(percent(float(np.mean(values)), 1) + spread)
     return cells
+
+
+_PAIR = ("BT-ARSM", "BT-DisARM")
+
+
+def _pair_table(plan: Plan, found: Collected) -> TextTable:
+    """BT-DisARM beside BT-ARSM: the same rollouts, so the variances can be compared pair by pair."""
+    measured = found.studies[PAIRS.name]
+    probes = [measured[label] for label in _PAIR if label in measured]
+    rows: list[list[str]] = []
+    if len(probes) == 2:
+        first, second = (np.array(probe["squares"]) for probe in probes)
+        interval = mean_interval(second - first) or (float("nan"),) * 2
+        scale = probes[0]["variance"]
+        less = [signed_percent(value / scale) for value in (float((second - first).mean()), *interval)]
+        for label, probe in zip(_PAIR, probes, strict=True):
+            change = [less[0], f"{less[1]}…{less[2]}"] if label == _PAIR[1] else [NOTHING, NOTHING]
+            rows.append([label, number(probe["rollouts_per_step"]), number(probe["variance"]), *change])
+    note = (
+        f"At the weights of tree_DIS, seed {plan.seeds[0]}: {probes[0]['estimates'] if probes else 0} estimates of "
+        f"each for the same {plan.finetune.batch_size} images, with the same noise, hence the same rollouts. "
+        "Difference: mean over pairs of the difference of squared norms, which is that of the variances as both are "
+        "unbiased, in per cent of BT-ARSM's variance, with its 95 % interval."
+    )
+    header = ["method", "rollouts a\u00a0step", "variance", "difference,\u00a0%", "95\u00a0% interval"]
+    return TextTable("Variance at equal rollouts", header, rows, [note])
 
 
 def _sections(plan: Plan, found: Collected, folder: Path) -> list[Section]:
@@ -195,7 +223,7 @@ TABLE2_WORDS = Words(
         "features of a larger network. They are here for orientation: the order of methods may agree, no number "
         "has to."
     ),
-    tables=lambda plan, found: [_measures_table(found), _beam_table(plan, found)],
+    tables=lambda plan, found: [_measures_table(found), _beam_table(plan, found), _pair_table(plan, found)],
     axes=("seconds", "tokens", "updates"),
     sections=_sections,
 )

@@ -53,7 +53,8 @@ class Probe:
     """Independent gradient estimates at fixed parameters, summed up.
 
     ``variance`` is the trace of their covariance (the sum over parameters of the unbiased sample variance), with its
-    standard error; costs and seconds are for one estimate.
+    standard error; costs and seconds are for one estimate. ``squares`` are the squared norms of the estimates: two
+    estimators without bias that are probed with the same noise can be compared pair by pair.
     """
 
     estimates: int
@@ -65,6 +66,7 @@ class Probe:
     tokens: float
     reward_calls: float
     seconds: float
+    squares: tuple[float, ...]
 
 
 def flat_gradient(parameters: Iterable[nn.Parameter]) -> Float[Tensor, " parameter"]:
@@ -94,6 +96,7 @@ def probe_variance(
     parameters = [p for p in policy.parameters() if p.requires_grad]
     kept = [p.grad for p in parameters]
     mean = squares = torch.zeros(())
+    norms: list[float] = []
     distances: list[float] = []  # squared distance to the running mean: for the error of the variance
     cost, total_reward, start = Cost(), 0.0, time.perf_counter()
     try:
@@ -104,6 +107,7 @@ def probe_variance(
             sample.backward()
             g = flat_gradient(parameters).double()
             # Welford's algorithm: no difference of large numbers.
+            norms.append(float((g**2).sum()))
             delta = g - mean
             mean = mean + delta / (i + 1)
             squares = squares + delta * (g - mean)
@@ -127,4 +131,5 @@ def probe_variance(
         tokens=cost.tokens / count,
         reward_calls=cost.reward_calls / count,
         seconds=seconds,
+        squares=tuple(norms),
     )
