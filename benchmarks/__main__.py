@@ -20,6 +20,8 @@ from benchmarks import (
     karel_update,
     prefix_sharing,
     pseudo_actions,
+    runtime,
+    tree_head,
 )
 
 MODULES = {
@@ -31,6 +33,8 @@ MODULES = {
     "cider": cider,
     "caption_update": caption_update,
     "caption_data": caption_data,
+    "tree_head": tree_head,
+    "runtime": runtime,
 }
 Name = StrEnum("Name", list(MODULES))
 

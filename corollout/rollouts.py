@@ -262,8 +262,9 @@ class Engine:
         context, sample, tokens, lengths, finished, log_probs = (
             torch.cat([part[i] for part, _ in found]) for i in range(6)
         )
+        tokens = tokens[:, : max(int(lengths.max()), 1) if len(lengths) else 1]
         trajectories = Trajectories(
-            tokens=tokens[:, : max(int(lengths.max()), 1) if len(lengths) else 1],
+            tokens=tokens,
             lengths=lengths,
             finished=finished,
             contexts=context,
@@ -271,7 +272,8 @@ class Engine:
             samples=sample,
             keys=noise.keys(examples[context], MAIN, sample),
             log_probs=log_probs,
-            logits=log_probs.new_zeros(len(tokens), max(int(lengths.max()), 1) if len(lengths) else 1, 0),
+            logits=log_probs.new_zeros(*tokens.shape, 0),
+            decisions=self.head.decisions(tokens),
         )
         return Mains(trajectories, [], sum(generated for _, generated in found))
 

@@ -1,4 +1,4 @@
-"""The estimators as their formulas say, by plain loops over rows, steps, references and actions."""
+"""The estimators as their formulas say, by plain loops over rows, steps, references, actions and decisions."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,24 @@ import torch
 from enumeration import Problem
 from pseudo_reference import by_swapping
 from torch import Tensor
+from tree_problems import UNBALANCED, TreeProblem
 
-from corollout.estimators import ARM, ARS, RLOO, BeamExpectation, DisARM, Estimator, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators import (
+    ARM,
+    ARS,
+    RLOO,
+    BeamExpectation,
+    BinaryTreeARSM,
+    BinaryTreeDisARM,
+    DisARM,
+    Estimator,
+    MonteCarlo,
+    Reinforce,
+    SelfCritic,
+)
+from corollout.estimators.branching import Branching
 from corollout.estimators.budget import keep_probabilities
-from corollout.noise import Noise, dirichlet
+from corollout.noise import Noise, dirichlet, uniform
 from corollout.types import Trajectories
 
 ESTIMATORS: list[Estimator] = [
@@ -36,20 +50,40 @@ ESTIMATORS: list[Estimator] = [
     MonteCarlo(completions=1, samples=2),
     MonteCarlo(completions=3),
 ]
+ON_TREES: list[Estimator] = [
+    BinaryTreeARSM(),
+    BinaryTreeARSM(samples=2, completions=2),
+    BinaryTreeARSM(main="greedy"),
+    BinaryTreeARSM(pseudo="greedy"),
+    BinaryTreeARSM(budget=2, budget_per="example"),
+    BinaryTreeARSM(budget=20, completions=2, samples=2),
+    BinaryTreeDisARM(),
+    BinaryTreeDisARM(samples=3, completions=2),
+    BinaryTreeDisARM(budget=15),
+    Reinforce(samples=2),
+    RLOO(samples=3),
+    BeamExpectation(size=5),
+    SelfCritic(),
+    SelfCritic(samples=2),
+    MonteCarlo(completions=0),
+    MonteCarlo(completions=2, samples=2),
+]
+
+Branch = tuple[int, int, int]  # row, step, and the token that it starts with
 
 
-def agrees(estimator: Estimator, skip: float = 0.0, masked: bool = False) -> bool:
+def agrees(estimator: Estimator, skip: float = 0.0, masked: bool = False, on_tree: bool = False) -> bool:
     """Whether the plan's gradient is the formula's, with a random reward for everything that may be rolled out.
 
     ``skip`` is the share of rewards that are NaN: skipped by the reward function.
     """
     vocab = 2 if isinstance(estimator, ARM) else 4
-    problem = Problem.make(vocab, 3, seed=11, masked=masked)
+    problem = TreeProblem.of(UNBALANCED, 3, seed=11) if on_tree else Problem.make(vocab, 3, seed=11, masked=masked)
     noise, contexts = Noise(5), 12
     memory = torch.zeros(contexts, dtype=torch.int64)
     trajectories = problem.engine().sample(memory, torch.arange(contexts), estimator.sampler, noise).trajectories
     plan = estimator.plan(trajectories, noise)
-    world = _World(trajectories, _logits(problem, trajectories), skip)
+    world = (_TreeWorld if on_tree else _World)(trajectories, _table(problem, trajectories), skip)
     branches = zip(
         *(vars(plan.branches)[name].tolist() for name in ("parent", "step", "token", "copy", "greedy")), strict=True
     )
@@ -63,15 +97,23 @@ def agrees(estimator: Estimator, skip: float = 0.0, masked: bool = False) -> boo
 class _World:
     """Main trajectories, their logits, and made-up rewards."""
 
-    def __init__(self, trajectories: Trajectories, logits: Tensor, skip: float):
+    def __init__(self, trajectories: Trajectories, table: Tensor, skip: float):
+        self.trajectories = trajectories
+        self.logits = self.logits_of(table)
         generator = torch.Generator().manual_seed(3)
         rows, steps = trajectories.tokens.shape
-        vocab = logits.shape[2]
-        self.trajectories, self.logits = trajectories, logits
-        draws = [torch.randn(rows, generator=generator), torch.randn(rows, steps, vocab, 5, 2, generator=generator)]
+        branches = rows, steps, self.codes(table.shape[2]), 5, 2
+        draws = [torch.randn(rows, generator=generator), torch.randn(branches, generator=generator)]
         self.mains, self.table = (
             torch.where(torch.rand(d.shape, generator=generator) < skip, torch.nan, d.double()) for d in draws
         )
+
+    def logits_of(self, table: Tensor) -> Tensor:
+        return table
+
+    def codes(self, width: int) -> int:
+        """With how many tokens, or words begun, a branch may start."""
+        return width
 
     def branch(self, row: int, step: int, token: int, copy: int, greedy: bool) -> float:
         return float(self.table[row, step, token, copy, int(greedy)])
@@ -82,10 +124,14 @@ class _World:
     def token(self, row: int, step: int) -> int:
         return int(self.trajectories.tokens[row, step])
 
+    def greedy(self, row: int, step: int) -> int:
+        """What greedy decoding does in the place of the token."""
+        return int(self.logits[row, step].argmax())
+
     def greedy_baseline(self, row: int, step: int) -> float:
         """The reward of the greedy completion of the prefix before a step."""
         for t in range(step, int(self.trajectories.lengths[row])):
-            best = int(self.logits[row, t].argmax())
+            best = self.greedy(row, t)
             if best != self.token(row, t):
                 return self.branch(row, t, best, 0, True)
         return float(self.mains[row])
@@ -101,8 +147,48 @@ class _World:
         return dirichlet(keys, torch.tensor([step]), self.logits.shape[2], self.logits.dtype)[0]
 
 
-def _logits(problem: Problem, trajectories: Trajectories) -> Tensor:
-    """The logits of every step, as ``policy.score`` would give them."""
+class _TreeWorld(_World):
+    """The same with walks down the unbalanced tree; the table has the logits of all its inner nodes."""
+
+    def logits_of(self, table: Tensor) -> Tensor:
+        logits = torch.zeros(*table.shape[:2], UNBALANCED.depth, dtype=torch.float64)
+        for row, step in self.cells():
+            for depth, (node, _) in enumerate(self.path(row, step)):
+                logits[row, step, depth] = table[row, step, node]
+        return logits
+
+    def codes(self, width: int) -> int:
+        # All tokens; words begun are negative, and counted from the end of the table.
+        return width + 1 + width
+
+    def path(self, row: int, step: int) -> list[tuple[int, bool]]:
+        return UNBALANCED.path(self.token(row, step))
+
+    def other(self, node: int, bit: bool) -> int:
+        """Where the opposite bit leads: to a token, or to a word that is begun."""
+        child = int(UNBALANCED.children[node, int(not bit)])
+        return -1 - child
+
+    def greedy(self, row: int, step: int) -> int:
+        for depth, (node, bit) in enumerate(self.path(row, step)):
+            if bit != bool(self.logits[row, step, depth] > 0):
+                return self.other(node, bit)
+        return self.token(row, step)
+
+    def score(self, row: int, step: int) -> Tensor:
+        """b − σ(φ) for each decision."""
+        out = torch.zeros(UNBALANCED.depth, dtype=torch.float64)
+        for depth, (_, bit) in enumerate(self.path(row, step)):
+            out[depth] = int(bit) - self.logits[row, step, depth].sigmoid()
+        return out
+
+    def pi(self, row: int, step: int) -> Tensor:
+        keys = self.trajectories.keys[row : row + 1]
+        return uniform(keys, torch.tensor([step]), UNBALANCED.depth, torch.float64)[0]
+
+
+def _table(problem: Problem, trajectories: Trajectories) -> Tensor:
+    """What the policy puts out at every step, as ``policy.score`` would give it."""
     numbers = problem.policy.prefix_numbers(trajectories.tokens).clamp(max=len(problem.policy.table) - 1)
     return problem.policy.table.detach()[numbers]
 
@@ -113,7 +199,7 @@ def _zero_if_skipped(value: float) -> float:
 
 def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
     vocab = world.logits.shape[2]
-    coefficients: dict[tuple[int, int, int], Tensor] = {}  # C_a, and what is not rolled out has none
+    coefficients: dict[Branch, Tensor] = {}  # C_a, and what is not rolled out has none
     for row, step in world.cells():
         pi = world.pi(row, step)
         here = (torch.tensor([row]), torch.tensor([step]))
@@ -128,7 +214,7 @@ def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
                     c = coefficients.setdefault((row, step, a), torch.zeros(vocab, dtype=torch.float64))
                     c += weight * (hits - hits.mean())
     coefficients = {branch: c for branch, c in coefficients.items() if c.norm() > 1e-12}
-    scale = _budget_weights(estimator, coefficients, world, noise)
+    scale = _budget_weights(estimator, {branch: float(c.norm()) for branch, c in coefficients.items()}, world, noise)
     g = torch.zeros_like(world.logits)
     for (row, step, a), c in coefficients.items():
         for copy in range(estimator.completions):
@@ -139,24 +225,48 @@ def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
 
 
 def _budget_weights(
-    estimator: ARS, coefficients: dict[tuple[int, int, int], Tensor], world: _World, noise: Noise
-) -> dict[tuple[int, int, int], float]:
+    estimator: Branching, sizes: dict[Branch, float], world: _World, noise: Noise
+) -> dict[Branch, float]:
     """1/s of the branches that are kept. Which are kept is read off the plan: their number must be the budget."""
     if estimator.budget is None:
-        return dict.fromkeys(coefficients, 1.0)
+        return dict.fromkeys(sizes, 1.0)
     branches = estimator.plan(world.trajectories, noise).branches
     planned = set(zip(branches.parent.tolist(), branches.step.tolist(), branches.token.tolist(), strict=True))
     contexts = world.trajectories.contexts.tolist()
-    pools: dict[int, list[tuple[int, int, int]]] = {}
-    for branch in sorted(coefficients):
+    pools: dict[int, list[Branch]] = {}
+    for branch in sorted(sizes):
         pools.setdefault(contexts[branch[0]] if estimator.budget_per == "example" else 0, []).append(branch)
     weights = {}
     for pool in pools.values():
-        s = keep_probabilities(torch.stack([coefficients[b].norm() for b in pool]), estimator.budget)
+        s = keep_probabilities(torch.tensor([sizes[b] for b in pool], dtype=torch.float64), estimator.budget)
         kept = {b: 1 / float(p) for b, p in zip(pool, s, strict=True) if b in planned}
         assert len(kept) == min(estimator.budget, len(pool))
         weights |= kept
     return weights
+
+
+def _binary_tree(estimator: BinaryTreeARSM, world: _TreeWorld, noise: Noise) -> Tensor:
+    found: dict[
+        Branch, tuple[int, float]
+    ] = {}  # the depth at which it leaves the path, and what its gap is credited with
+    for row, step in world.cells():
+        pi = world.pi(row, step)
+        for depth, (node, bit) in enumerate(world.path(row, step)):
+            phi = world.logits[row, step, depth]
+            true, pseudo = bool(pi[depth] < phi.sigmoid()), bool(pi[depth] > (-phi).sigmoid())
+            assert estimator.main == "greedy" or true == bit
+            if pseudo != bit:
+                arm, disarm = 0.5 - pi[depth], 0.5 * (-1) ** pseudo * phi.abs().sigmoid()
+                weight = float(disarm if isinstance(estimator, BinaryTreeDisARM) else arm)
+                found[row, step, world.other(node, bit)] = depth, weight
+    scale = _budget_weights(estimator, {branch: abs(weight) for branch, (_, weight) in found.items()}, world, noise)
+    g = torch.zeros_like(world.logits)
+    for (row, step, code), (depth, weight) in found.items():
+        for copy in range(estimator.completions):
+            gap = float(world.mains[row]) - world.branch(row, step, code, copy, estimator.pseudo == "greedy")
+            share = scale.get((row, step, code), 0.0) / estimator.completions / estimator.samples
+            g[row, step, depth] += share * _zero_if_skipped(gap) * weight
+    return g
 
 
 def _binary(estimator: ARM, world: _World, noise: Noise) -> Tensor:
@@ -239,6 +349,7 @@ def _monte_carlo(estimator: MonteCarlo, world: _World, noise: Noise) -> Tensor:
 _FORMULAS: list[tuple[type, Callable[..., Tensor]]] = [
     (ARS, _ars),
     (ARM, _binary),
+    (BinaryTreeARSM, _binary_tree),
     (Reinforce, _reinforce),
     (RLOO, _rloo),
     (BeamExpectation, _beam),

@@ -25,16 +25,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from coefficient_reference import sums_agree
-from literal import ESTIMATORS, agrees
+from literal import ESTIMATORS, ON_TREES, agrees
 from pseudo_reference import swaps_agree
 from unbiased_cases import BY_NAME, LIMIT, Case
 
 from corollout.estimators import ARS
 
+
+def _formulas_agree() -> bool:
+    settings = [
+        (e, skip, on_tree) for es, on_tree in ((ON_TREES, True), (ESTIMATORS, False)) for e in es for skip in (0.0, 0.2)
+    ]
+    return all(agrees(e, skip, on_tree=on_tree) for e, skip, on_tree in settings) and agrees(ARS(), masked=True)
+
+
 CHECKS: dict[str, Callable[[], bool]] = {
     "sums": sums_agree,  # coefficients are the sums over all pseudo-actions
     "swaps": swaps_agree,  # pseudo-actions are those of brute-force swapping
-    "formula": lambda: all(agrees(e, skip) for e in ESTIMATORS for skip in (0.0, 0.2)) and agrees(ARS(), masked=True),
+    "formula": _formulas_agree,
 }
 
 # Function -> the unbiasedness cases that look after it, quickest to notice first, and other checks. An alteration that
@@ -45,16 +53,20 @@ GROUP_CASES = ["rloo-2", "reinforce-others", "rloo-5", "reinforce-plain", "reinf
 GREEDY_CASES = ["self-critic", "mc-0", "self-critic-two-samples"]
 MC_CASES = ["mc-2", "mc-0", "mc-1", "mc-2-two-samples", "mc-3-own-noise"]
 ARM_CASES = ["arm", "arm-two-samples"]
+TREE_CASES = ["bt-arsm", "bt-arsm-two-samples", "bt-arsm-three-completions", "bt-arsm-budget-1-each", "bt-disarm"]
+COPY_CASES = ["arsm-three-completions-own-noise", "bt-arsm-three-completions", "ars-2-budget-completions"]
 TARGETS: dict[str, list[str]] = {
-    "plans.ContrastPlan.gradient": ["arsm", "self-critic", "arsm-masked"],
-    "plans.GroupPlan.gradient": GROUP_CASES,
+    "plans.ContrastPlan.gradient": ["arsm", "self-critic", "arsm-masked", "bt-arsm", "bt-self-critic"],
+    "plans.GroupPlan.gradient": [*GROUP_CASES, "bt-rloo-3"],
     "plans.GroupPlan._above_baseline": GROUP_CASES,
     "ars.ARS._coefficients_of": ARS_CASES,
     "ars.ARS._references": ARS_CASES,
-    "ars.ARS._spend": BUDGET_CASES,
     "coefficients._collect_torch": ["sums"],
     "coefficients._bucket": ["sums"],
     "ars._contrasts": [*ARS_CASES, *BUDGET_CASES],
+    "branching.Branching.spend": [*BUDGET_CASES, "bt-arsm-budget-1-each", "bt-arsm-budget-update"],
+    "branching.Branching.branches": COPY_CASES,
+    "branching.Branching.sources": COPY_CASES,
     "budget.systematic_sample": BUDGET_CASES,
     "score.Reinforce.plan": [
         "reinforce-others",
@@ -66,6 +78,10 @@ TARGETS: dict[str, list[str]] = {
     "score.SelfCritic.plan": ["self-critic", "self-critic-two-samples"],
     "score.MonteCarlo.plan": MC_CASES,
     "score._greedy_baselines": GREEDY_CASES,
+    "score._greedy_tokens": [*GREEDY_CASES, "bt-self-critic", "bt-mc-0", "bt-self-critic-confident"],
+    "types.Decisions.scores": ["bt-reinforce-plain", "bt-rloo-3", "bt-self-critic"],
+    "tree.BinaryTreeARSM.plan": TREE_CASES,
+    "tree.BinaryTreeARSM._uniforms": TREE_CASES,
     "binary.arm_weight": ARM_CASES,
     "binary.disarm_weight": ["disarm", "disarm-two-samples"],
     "binary.pseudo_bit": [*ARM_CASES, "disarm"],
@@ -108,17 +124,17 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "0.0 -> 1.0",
     ): "then no reward is left either: the baseline is 0 / 1",
     (
-        "ars.ARS._spend",
+        "branching.Branching.spend",
         "if self.budget is None or len(sizes) == 0:",
         "0 -> 1",
     ): "a single branch is always kept",
     (
-        "ars.ARS._spend",
-        "example = trajectories.examples[coefficients.row[pool[:1]]]",
+        "branching.Branching.spend",
+        "example = trajectories.examples[row[pool[:1]]]",
         "1 -> 2",
     ): "only the first is used",
     (
-        "ars.ARS._spend",
+        "branching.Branching.spend",
         "start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]",
         "1 -> 2",
     ): "only the first is used",
@@ -260,7 +276,8 @@ def mutants_of(name: str) -> Iterator[Mutant]:
 
 def find(name: str) -> tuple[ModuleType, FunctionType]:
     module_name, *path = name.split(".")
-    module = importlib.import_module(f"corollout.estimators.{module_name}")
+    package = "corollout" if module_name == "types" else "corollout.estimators"
+    module = importlib.import_module(f"{package}.{module_name}")
     found: Any = module
     for part in path:
         found = inspect.getattr_static(found, part)

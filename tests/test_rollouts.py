@@ -1,18 +1,26 @@
-"""The rollout engine against a slow twin that runs one row at a time, from the start token, and drops nothing."""
+"""The rollout engine against a slow twin that runs one row at a time, from the start token, and drops nothing.
+
+The policies choose their tokens by a softmax, but for one whose head is a tree; there, branches may begin with words
+that are only begun.
+"""
 
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from enumeration import Problem, TablePolicy
+from head_reference import plain_walk
 from torch import Tensor
 
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise, race
-from corollout.policies import RecurrentPolicy, TokenEncoder, TransformerPolicy
+from corollout.policies import RecurrentPolicy, TokenEncoder, TransformerPolicy, TreeHead
 from corollout.rollouts import Engine, Mains
+from corollout.tasks.captioning.model import CaptionPolicy
+from corollout.trees import huffman_tree
 from corollout.types import Branches, Sampler, Sequences
 
 VOCAB, BOS, EOS, LENGTH = 6, 5, 0, 6
@@ -37,19 +45,35 @@ class Case:
             memory = self.policy.encode(self.contexts[rows])
         return engine.sample(memory, 3 * rows - 7, sampler, noise)
 
+    @property
+    def tree_head(self) -> TreeHead | None:
+        head = getattr(self.policy, "head", None)
+        return head if isinstance(head, TreeHead) else None
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Of all tokens."""
+        return outputs.log_softmax(1) if self.tree_head is None else self.tree_head.all_log_probs(outputs)
+
+    def draw(self, outputs: Tensor, begun: int, key: Tensor, step: int, greedy: bool) -> int:
+        """A token of one row; −1 − n is one that is begun at inner node n."""
+        if self.tree_head is not None:
+            return plain_walk(self.tree_head, outputs[0], ~begun, key, step, greedy)[0]
+        return int(outputs.argmax(1) if greedy else race(outputs, key[None], torch.tensor([step])))
+
     @torch.no_grad()
     def alone(self, context: int, prefix: list[int], key: Tensor, greedy: bool) -> list[int]:
         """The slow twin: one row, its whole prefix computed anew, then tokens up to the end."""
         state = self.policy.start(self.policy.encode(self.contexts[context : context + 1]))
         tokens = list(prefix)
+        begun = tokens.pop() if tokens and tokens[-1] < 0 else -1
         if tokens and (tokens[-1] == EOS or len(tokens) == self.length):
             return tokens
         for fed in [self.bos, *tokens[:-1]] if tokens else []:
             _, state = self.policy.step(state, torch.tensor([fed]))
         while True:
-            logits, state = self.policy.step(state, torch.tensor([tokens[-1] if tokens else self.bos]))
-            drawn = logits.argmax(1) if greedy else race(logits, key[None], torch.tensor([len(tokens)]))
-            tokens.append(int(drawn))
+            outputs, state = self.policy.step(state, torch.tensor([tokens[-1] if tokens else self.bos]))
+            tokens.append(self.draw(outputs, begun, key, len(tokens), greedy))
+            begun = -1
             if tokens[-1] == EOS or len(tokens) == self.length:
                 return tokens
 
@@ -61,6 +85,13 @@ def make_case(name: str) -> Case:
     contexts = torch.where(torch.arange(width) < lengths, torch.randint(7, (64, width)), -1)
     if name == "table":
         return Case(TablePolicy(vocab=5, length=5, seed=1), torch.zeros(64, dtype=torch.int64), bos=5, length=5)
+    if name == "tree":
+        tree = huffman_tree(np.array([9, 3, 14, 5, 1, 4]))
+        policy = CaptionPolicy(VOCAB, width=3, embedding=4, hidden=8, dropout=0.0, tree=tree)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter *= 3
+        return Case(policy.double(), torch.randn(64, 3).double(), bos=BOS, length=LENGTH)
     if name == "transformer":
         policy = TransformerPolicy(7, VOCAB, max_positions=16, width=8, heads=2, layers=2)
     else:
@@ -71,7 +102,7 @@ def make_case(name: str) -> Case:
     return Case(policy.double(), contexts, bos=BOS, length=LENGTH)
 
 
-@pytest.fixture(scope="module", params=["table", "recurrent", "transformer"])
+@pytest.fixture(scope="module", params=["table", "recurrent", "transformer", "tree"])
 def case(request: pytest.FixtureRequest) -> Case:
     return make_case(request.param)
 
@@ -82,12 +113,16 @@ def rows_of(sequences: Sequences) -> list[list[int]]:
 
 
 def all_branches(mains: Mains, vocab: int, copies: int = 1, greedy: bool = False) -> Branches:
-    """Every token at every step of every main trajectory, in an order that has nothing to do with time."""
+    """Every token at every step of every main trajectory, in an order that has nothing to do with time.
+
+    With a tree: some tokens, and words that are begun at some inner nodes, the root and the last one among them.
+    """
     parents, steps = mains.trajectories.mask.nonzero(as_tuple=True)
+    tokens = range(vocab) if mains.trajectories.decisions is None else (1 - VOCAB, -3, -1, 0, 3)
     branches = Branches.join(
         *(
             Branches.of(parents, steps, torch.full_like(parents, token), greedy=greedy, copy=copy)
-            for token in range(vocab)
+            for token in tokens
             for copy in range(copies)
         )
     )
@@ -134,10 +169,12 @@ def test_logits_are_those_that_the_tokens_were_chosen_from(case: Case):
             scored = case.policy.table[inputs]
         else:
             scored = case.policy.score(memory, engine.score_inputs(found))
+        log_probs = case.log_probs(scored.flatten(0, 1)).unflatten(0, scored.shape[:2])
+        scored = engine.head.logits(scored, found.tokens)
     mask = found.mask
     torch.testing.assert_close(found.logits[mask], scored[mask])
     assert bool((found.logits[~mask] == 0).all())
-    chosen = scored.log_softmax(2).gather(2, found.tokens[:, :, None]).squeeze(2)
+    chosen = log_probs.gather(2, found.tokens[:, :, None]).squeeze(2)
     torch.testing.assert_close(found.log_probs, torch.where(mask, chosen, 0.0).sum(1))
 
 
@@ -244,6 +281,7 @@ class Counting:
     def __init__(self, policy: Any, max_rows: int):
         self.policy, self.max_rows = policy, max_rows
         self.encode, self.start, self.score = policy.encode, policy.start, policy.score
+        self.head = getattr(policy, "head", None)
         self.rows = self.calls = 0
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
@@ -327,7 +365,11 @@ def test_there_may_be_no_contexts(case: Case, mode: Any):
         (-1, 1, "a branch starts at a step which its main trajectory does not have"),
         (99, 1, "a branch starts at a step which its main trajectory does not have"),
         (None, 1, "a branch starts at a step which its main trajectory does not have"),
-        (0, -1, "a branch starts with token -1: tokens are counted from 0"),
+        (
+            0,
+            -VOCAB,
+            rf"a branch starts with token -{VOCAB}: tokens are|a word was begun at inner node {VOCAB - 1}, but",
+        ),
     ],
 )
 def test_impossible_branches_are_refused(case: Case, step: int | None, token: int, message: str):
@@ -440,7 +482,7 @@ def test_a_large_beam_is_the_best_of_all_sequences(size: int, masked: bool, max_
         assert found.finished.tolist() == 2 * [s[-1] == 0 for _, s in best]
 
 
-@pytest.mark.parametrize("name", ["recurrent", "transformer"])
+@pytest.mark.parametrize("name", ["recurrent", "transformer", "tree"])
 def test_a_large_beam_of_a_network_is_the_best_of_all_sequences(name: str):
     case = make_case(name)
     engine = Engine(case.policy, bos=BOS, eos=EOS, max_length=2)
@@ -451,7 +493,9 @@ def test_a_large_beam_of_a_network_is_the_best_of_all_sequences(name: str):
         for context in range(3):
             memory = case.policy.encode(case.contexts[context : context + 1].expand(len(sequences), -1))
             inputs = torch.cat([torch.full((len(padded), 1), BOS), padded[:, :1]], 1)
-            log_p = case.policy.score(memory, inputs).log_softmax(2).gather(2, padded[:, :, None])[:, :, 0]
+            outputs = case.policy.score(memory, inputs)
+            log_p = case.log_probs(outputs.flatten(0, 1)).unflatten(0, padded.shape)
+            log_p = log_p.gather(2, padded[:, :, None])[:, :, 0]
             value = log_p[:, 0] + torch.where(padded[:, 0] == EOS, 0.0, log_p[:, 1])
             order = value.argsort(descending=True)
             here = (found.contexts == context).nonzero().squeeze(1)
@@ -483,10 +527,10 @@ def test_a_narrow_beam_equals_a_slow_twin(case: Case):
             for value, tokens in alive:
                 with torch.no_grad():
                     state = case.policy.start(case.policy.encode(case.contexts[context : context + 1]))
-                    logits = torch.zeros(1, 1)
+                    outputs = torch.zeros(1, 1)
                     for fed in [case.bos, *tokens]:
-                        logits, state = case.policy.step(state, torch.tensor([fed]))
-                for token, log_p in enumerate(logits.log_softmax(1)[0].tolist()):
+                        outputs, state = case.policy.step(state, torch.tensor([fed]))
+                for token, log_p in enumerate(case.log_probs(outputs)[0].tolist()):
                     over = token == EOS or len(tokens) + 1 == case.length
                     pool.append((value + log_p, [*tokens, token], over))
             pool = sorted(pool, key=lambda item: -item[0])[:size]
@@ -497,7 +541,10 @@ def test_a_narrow_beam_equals_a_slow_twin(case: Case):
         torch.testing.assert_close(found.log_probs[here], torch.tensor([value for value, _ in ended]).double())
 
 
-def test_a_beam_of_one_is_greedy(case: Case):
+@pytest.mark.parametrize("name", ["table", "recurrent", "transformer"])
+def test_a_beam_of_one_is_greedy_with_a_softmax(name: str):
+    """With a tree it is not: the likelier half of the tokens need not have the likeliest one."""
+    case = make_case(name)
     beam, greedy = (
         case.sample(case.engine(), torch.arange(30), Sampler(mode, 1), Noise(0)) for mode in ("beam", "greedy")
     )

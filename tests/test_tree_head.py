@@ -121,11 +121,12 @@ def test_walks_from_a_node_stay_below_it(tree: Tree):
 def test_a_walk_goes_on_from_any_node_of_its_own_path_as_it_went(tree: Tree):
     """Every depth has its own number, whichever node a walk began at."""
     head, x, (keys, steps) = random_head(tree), outputs_of(60), noise_of(60)
+    paths = plain_paths(tree)
     for greedy in (False, True):
         tokens = head.choose(x, keys, steps, greedy).tokens
         for depth in range(tree.depth):
-            path = [plain_paths(tree)[token][: depth + 1][-1][0] for token in tokens.tolist()]
-            assert torch.equal(head.finish(x, ~torch.tensor(path), keys, steps, greedy), tokens)
+            nodes = [paths[token][: depth + 1][-1][0] for token in tokens.tolist()]
+            assert torch.equal(head.finish(x, ~torch.tensor(nodes), keys, steps, greedy), tokens)
 
 
 def test_greedy_takes_the_likelier_bit(tree: Tree):
@@ -261,8 +262,9 @@ def test_logits_and_their_gradients_are_those_of_plain_operations(tree: Tree, dt
     x = outputs_of(60, dtype=dtype).unflatten(0, (20, 3)).requires_grad_()
     tokens = whole_number(60, tree.size).unflatten(0, (20, 3))
     found = head.logits(x, tokens)
-    codes = (torch.from_numpy(part) for part in (tree.codes.nodes, tree.codes.lengths))
-    plain = path_logits(x.flatten(0, 1), tokens.flatten(), *codes, head.weight, head.bias).unflatten(0, (20, 3))
+    nodes, lengths = map(torch.from_numpy, (tree.codes.nodes, tree.codes.lengths))
+    plain = path_logits(x.flatten(0, 1), tokens.flatten(), nodes, lengths, head.weight, head.bias)
+    plain = plain.unflatten(0, (20, 3))
     torch.testing.assert_close(found, plain)
     for row, step in ((0, 0), (7, 2), (19, 1)):
         path = [phi_of(head, x[row, step], node) for node, _ in tree.path(int(tokens[row, step]))]
@@ -388,7 +390,7 @@ def test_only_the_nodes_on_the_path_are_looked_at():
 def test_the_best_token_is_found_without_the_nodes_that_are_less_probable():
     tree = TREES["huffman"]
     head, x = random_head(tree), outputs_of(12)
-    p = head.all_log_probs(x).exp()
+    p = head.all_log_probs(x).exp().detach()
     for row in range(12):
         reach = torch.stack([p[row, torch.from_numpy(tree.tokens(node).copy()).long()].sum() for node in range(49)])
         off = reach < p[row].max() * (1 - 1e-9)

@@ -10,6 +10,7 @@ import corollout
 from corollout.cli.compare import compare
 from corollout.cli.data import app as data
 from corollout.cli.demo import demo
+from corollout.cli.export import export
 from corollout.cli.generate import generate
 from corollout.cli.inspect import inspect
 from corollout.cli.karel import app as karel
@@ -31,6 +32,7 @@ cli.command()(finetune)
 cli.command()(evaluate)
 cli.command()(compare)
 cli.command()(generate)
+cli.command()(export)
 cli.command()(inspect)
 cli.command()(score)
 cli.add_typer(karel, name="karel")

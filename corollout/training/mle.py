@@ -121,6 +121,11 @@ class TeacherForcing(Learner[TeachingMetrics]):
         return State({f"average/{i}": tensor.clone() for i, tensor in enumerate(self._averages)})
 
     def restore_own(self, state: State) -> None:
+        if len(state.tensors) != len(self._averages):
+            there = "averages its weights" if state.tensors else "does not average its weights"
+            raise InputError(
+                f"the state is of a training that {there}: this one's decay of the average is {self.average}"
+            )
         for i, tensor in enumerate(self._averages):
             tensor.copy_(state.tensors[f"average/{i}"])
 

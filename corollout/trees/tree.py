@@ -66,7 +66,7 @@ class Tree:
         """V, the number of tokens."""
         return len(self.children) + 1
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """D, the most decisions that lead to a token."""
         return int(self.depths.max())

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from head_reference import random_head
+from torch import Tensor, nn
 
 from corollout.data import Batch, Columns
 from corollout.estimators import make_estimator
@@ -12,6 +13,7 @@ from corollout.policies import RecurrentPolicy, TokenEncoder
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.training import Estimate, estimate, flat_gradient
+from corollout.trees import Tree
 
 VOCAB, BOS, EOS, LENGTH = 6, 5, 0, 5
 
@@ -24,6 +26,14 @@ def make_policy(seed: int = 0, dropout: float = 0.0, vocab: int = VOCAB) -> Recu
     with torch.no_grad():
         policy.output.weight *= 3
     return policy.double()
+
+
+def make_tree_policy(tree: Tree, seed: int = 0) -> RecurrentPolicy:
+    """The same with a tree for a head."""
+    policy = make_policy(seed)
+    policy.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    policy.head = random_head(tree, policy.rnn.hidden_size, seed)
+    return policy
 
 
 def make_engine(policy: Any, **options: Any) -> Engine:

@@ -29,7 +29,11 @@ def taught(**options: Any) -> TeacherForcing:
     return TeacherForcing(make_engine(policy), make_data(12), optimizer, batch_size=5, **options)
 
 
-MAKERS = [reinforced, taught]
+def averaged() -> TeacherForcing:
+    return taught(average=0.8)
+
+
+MAKERS = [reinforced, taught, averaged]
 
 
 def weights(learner: Learner[Any]) -> list[torch.Tensor]:
@@ -114,6 +118,41 @@ def test_the_best_weights_are_kept(tmp_path: Path):
     assert all(torch.equal(best[name], tensor) for name, tensor in learner.policy.state_dict().items())
 
 
+def interrupt_after_four(metrics: Any) -> None:
+    if metrics.update == 4:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_averaged_weights_are_evaluated_and_kept(tmp_path: Path):
+    """Also by a run that was interrupted; and training goes on from the last update's, not from the average."""
+
+    def bits(learner: TeacherForcing) -> list[bytes]:
+        return [tensor.numpy().tobytes() for tensor in learner.policy.state_dict().values()]
+
+    def shown(learner: TeacherForcing) -> list[bytes]:
+        with learner.shown():
+            return bits(learner)
+
+    seen = []
+
+    def look(learner: TeacherForcing) -> dict[str, float]:
+        seen.append(bits(learner))
+        return {"score": float(len(seen) == 3)}
+
+    whole, first, second = averaged(), averaged(), averaged()
+    averages = [shown(whole), *(shown(whole) for _ in whole.run(updates=9))]
+    schedule = Schedule("updates", 9, 3)
+    with Run.create(tmp_path / "run", {}) as run, pytest.raises(Interrupted):
+        fit(first, run, schedule, lambda: look(first), "score", on_update=interrupt_after_four)
+    with Run.open(tmp_path / "run", resume=True) as run:
+        fit(second, run, schedule, lambda: look(second), "score")
+        best, words = read_weights(run.best)
+    assert seen == averages[::3]
+    assert len({str(each) for each in seen}) == 4
+    assert words["update"] == "6"
+    assert [best[name].numpy().tobytes() for name in second.policy.state_dict()] == averages[6]
+
+
 @pytest.mark.parametrize("unit", ["epochs", "tokens", "seconds"])
 def test_every_unit_ends_a_training(tmp_path: Path, unit: Any):
     total = {"epochs": 2, "tokens": 500, "seconds": 0.05}[unit]
@@ -133,14 +172,9 @@ def test_patience_ends_a_training(tmp_path: Path):
 @pytest.mark.parametrize("make", MAKERS)
 def test_an_interrupt_saves_and_the_run_goes_on(tmp_path: Path, make: Any):
     learner = make()
-
-    def press(metrics: Any) -> None:
-        if metrics.update == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
     schedule = Schedule("updates", 9, 3)
     with Run.create(tmp_path / "run", {}) as run, pytest.raises(Interrupted, match="stopped after update 4"):
-        fit(learner, run, schedule, Looks(0.1), "score", on_update=press)
+        fit(learner, run, schedule, Looks(0.1), "score", on_update=interrupt_after_four)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     whole, second = make(), make()
     list(whole.run(updates=9))
