@@ -69,7 +69,7 @@ def test_a_broken_file_is_named(tmp_path: Path):
 
 def test_only_captions_are_asked_for_their_rollouts(tmp_path: Path):
     assert [study.name for study in TABLE1.studies] == ["variance"]
-    assert [study.name for study in TABLE2.studies] == ["variance", "rollouts"]
+    assert [study.name for study in TABLE2.studies] == ["variance", "variance at equal rollouts", "rollouts"]
     plan = Plan.of_scale(TABLE2, "tiny", tmp_path, (0,), ("SC", "ARS-1", "RLOO", "ARSM"))
     assert branching_methods(plan) == list(ROLLOUTS.methods(plan)) == ["ARS-1", "ARSM"]
     assert branching("ars-5") == ARS(references=5)
