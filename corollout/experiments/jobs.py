@@ -58,7 +58,7 @@ def new_pretraining(
 
     With a tree the model's head is one, whatever its settings say, and the tree's file is copied into the run.
     """
-    model = model if tree is None else with_tree(model, task)
+    model = model if tree is None else _with_tree(model, task)
     if tree is None and getattr(model, "head", None) == "tree":
         raise InputError("a model whose head is a tree needs one: make it with `corollout tree build`, and name it")
     config = {
@@ -80,7 +80,7 @@ def new_pretraining(
     Run.create(directory, config).close()
 
 
-def with_tree(model: Any, task: str) -> Any:
+def _with_tree(model: Any, task: str) -> Any:
     """The settings of a model whose head is a tree."""
     if not hasattr(model, "head"):
         raise InputError(f"a model of the task {task!r} has no head that could be a tree")

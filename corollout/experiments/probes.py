@@ -5,11 +5,14 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
+from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import BinaryTreeARSM, make_estimator
 from corollout.experiments import jobs
 from corollout.experiments.table import Plan, Study
 from corollout.noise import Noise
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
 from corollout.training import probe_variance
 
 _MORE = 6  # times as many estimates where a small difference is to be seen
@@ -21,7 +24,12 @@ def _begin(plan: Plan, times: int = 1) -> Callable[[str, Callable[[float], None]
         raise InputError(f"a variance with its error needs at least 3 estimates, not {plan.probes}")
     seed = plan.seeds[0]
     count = times * plan.probes
-    opened = cache(lambda model: jobs.open_run(plan.mle(seed, model)))
+
+    @cache
+    def opened(model: str) -> tuple[Engine, Batch, Reward]:
+        task, engine = jobs.open_run(plan.mle(seed, model))
+        batch = task.train.columns.batch(range(min(plan.finetune.batch_size, len(task.train))), task.device)
+        return engine, batch, task.reward(plan.finetune.reward)
 
     def measure(method: str, tell: Callable[[float], None]) -> dict[str, Any]:
         made = 0
@@ -31,9 +39,7 @@ def _begin(plan: Plan, times: int = 1) -> Callable[[str, Callable[[float], None]
             made += 1
             tell(made / count)
 
-        task, engine = opened(plan.start(method))
-        batch = task.train.columns.batch(range(min(plan.finetune.batch_size, len(task.train))), task.device)
-        reward = task.reward(plan.finetune.reward)
+        engine, batch, reward = opened(plan.start(method))
         estimator = make_estimator(plan.estimator(method))
         return asdict(probe_variance(engine, batch, reward, estimator, count, Noise(seed), on_estimate=advance))
 

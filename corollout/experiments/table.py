@@ -45,7 +45,7 @@ class Model:
 
     name: str
     folder: str  # of its runs, beside the methods'
-    # The file of its tree, which is made for a seed and put into the folder of the run, or None for a softmax.
+    # Makes its tree for a seed, as a file, which is then copied into the run; None for a softmax.
     tree: Callable[["Plan", int, Path], None] | None = None
     after: str | None = None  # the model without which its tree cannot be made
     possible: Callable[[Any], bool] = lambda data: True  # whether the settings of the data allow it
@@ -70,6 +70,10 @@ class Experiment:
     @property
     def measure(self) -> Measure:
         return kind_of(self.task).measure
+
+    def start(self, method: str) -> str:
+        """The model from which a method starts."""
+        return self.starts.get(method, self.models[0].name)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Plan:
 
     def start(self, method: str) -> str:
         """The model from which a method starts."""
-        return self.experiment.starts.get(method, self.experiment.models[0].name)
+        return self.experiment.start(method)
 
     def mle(self, seed: int, model: str = MLE) -> Path:
         """Where a model is made."""
@@ -171,12 +175,12 @@ class Plan:
 def _possible(experiment: Experiment, methods: list[str], data: Any) -> tuple[list[str], list[str]]:
     """Which models the methods need, or all if these are all methods; those that the data do not allow are left out."""
     models = {model.name: model for model in experiment.models}
-    wanted = {experiment.starts.get(method, experiment.models[0].name) for method in methods}
+    wanted = {experiment.start(method) for method in methods}
     if set(methods) >= set(experiment.methods):
         wanted |= set(models)
     wanted |= {after for name in wanted if (after := models[name].after) is not None}
     found = [name for name in models if name in wanted and models[name].possible(data)]
-    return found, [m for m in methods if experiment.starts.get(m, experiment.models[0].name) in found]
+    return found, [method for method in methods if experiment.start(method) in found]
 
 
 @dataclass(frozen=True)
