@@ -24,10 +24,15 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, least: float | int | None = None, choices: Sequence[str | int | float] | None = None
+    default: Any,
+    help: str,
+    *,
+    least: float | int | None = None,
+    most: float | int | None = None,
+    choices: Sequence[str | int | float] | None = None,
 ) -> Any:
-    """A field of a settings class: its default, one line about it, its smallest value, the values it may have."""
-    return dataclasses.field(default=default, metadata={"help": help, "least": least, "choices": choices})
+    """A field of a settings class: its default, one line about it, its smallest and largest value, or its choices."""
+    return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, "choices": choices})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Option:
     default: Any  # dataclasses.MISSING if it has to be given
     help: str
     least: float | int | None
+    most: float | int | None
     choices: tuple[str | int | float, ...] | None
 
     @property
@@ -81,6 +87,8 @@ class Option:
             raise InputError(f"{where} must be {self._expected()}, not {_shown(whole)}")
         if self.least is not None and raw < self.least:
             raise InputError(f"{where} must be at least {self.least}, not {_shown(raw)}")
+        if self.most is not None and raw > self.most:
+            raise InputError(f"{where} must be at most {self.most}, not {_shown(raw)}")
         if self.choices is not None and raw not in self.choices:
             known = ", ".join(map(str, self.choices))
             raise InputError(f"{where} must be one of {known}, not {_shown(raw)}")
@@ -233,8 +241,9 @@ def _option(path: tuple[str, ...], field: "dataclasses.Field[Any]", kind: Any, d
         kind = type(choices[0])
     if kind not in (bool, int, float, str, Path) or (several and kind is bool):
         raise TypeError(f"settings of the type {kind} ({'.'.join(path)}) are not supported")
-    least, words = field.metadata.get("least"), field.metadata.get("help", "")
-    return Option(path, kind, several, optional, default, words, least, None if choices is None else tuple(choices))
+    words, least, most = field.metadata.get("help", ""), field.metadata.get("least"), field.metadata.get("most")
+    known = None if choices is None else tuple(choices)
+    return Option(path, kind, several, optional, default, words, least, most, known)
 
 
 def _raw(value: Any) -> Any:

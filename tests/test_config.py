@@ -190,3 +190,18 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path):
         write_toml(tmp_path / "no" / "folder", {})
     with pytest.raises(InputError, match="TOML cannot hold"):
         toml_text({"a": None})
+
+
+@dataclass(frozen=True)
+class Bounded:
+    share: float = option(0.5, "A share.", least=0, most=1)
+
+
+@pytest.mark.parametrize("value", [0, 0.25, 1, 1.0])
+def test_a_value_up_to_the_largest_is_taken(value: float | int):
+    assert from_table(Bounded, {"share": value}, "a.toml") == Bounded(float(value))
+
+
+def test_a_value_above_the_largest_is_refused():
+    with pytest.raises(InputError, match=r"^a.toml: share must be at most 1, not 1.001$"):
+        from_table(Bounded, {"share": 1.001}, "a.toml")

@@ -19,9 +19,13 @@ class PretrainSettings:
     clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", least=1e-9)
     decay: float = option(1.0, "What the learning rate is multiplied with every decay-every epochs.", least=1e-9)
     decay_every: int = option(1, "Epochs between decays of the learning rate.", least=1)
-    sampling: float = option(0.0, "Most probability of feeding the model's own token: scheduled sampling.", least=0)
+    sampling: float = option(
+        0.0, "Most probability of feeding the model's own token: scheduled sampling.", least=0, most=1
+    )
     sampling_every: int = option(5, "Epochs between increases of that probability, by 0.05.", least=1)
-    average: float = option(0.0, "Decay of the average of weights that is evaluated and kept; 0 for none.", least=0)
+    average: float = option(
+        0.0, "Decay of the average of weights that is evaluated and kept; 0 for none.", least=0, most=0.99999
+    )
     seed: int = option(0, "Seed of the weights and of the order of examples.")
     clock: Clock = option("wall", "What a second is: on the wall, or of this process's processor time.")
 

@@ -14,8 +14,8 @@ class ModelSettings:
 
     embedding: int = option(512, "Width of a word's embedding, and of the image's.", least=1)
     hidden: int = option(512, "Width of the LSTM.", least=1)
-    dropout: float = option(0.5, "Share of the LSTM's output that is dropped in pre-training.", least=0)
-    input_dropout: float = option(0.0, "Share of the LSTM's input that is dropped in pre-training.", least=0)
+    dropout: float = option(0.5, "Share of the LSTM's output that is dropped in pre-training.", least=0, most=1)
+    input_dropout: float = option(0.0, "Share of the LSTM's input that is dropped in pre-training.", least=0, most=1)
     head: str = option(
         "softmax", "How words are chosen: by a softmax, or by a walk down a tree.", choices=("softmax", "tree")
     )
