@@ -29,7 +29,7 @@ _TWO_POW_MINUS_53 = 2.0**-53
 _BELOW_ONE = {torch.float32: 1 - 2.0**-24, torch.float64: 1 - 2.0**-53}
 
 # What a key is for; the first label after the example, so that no two uses ever share numbers.
-MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER = range(6)
+MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER, SET = range(7)
 # Estimators of one's own take labels from here on.
 FREE = 16
 
@@ -118,6 +118,18 @@ def race(
         by_rows(_race_compiled, logits.shape[1], weights.numpy(), _unsigned(keys), _unsigned(steps), winners.numpy())
         return winners
     return _race_torch(logits, keys, steps)
+
+
+def conditional_gumbels(free: Float[Tensor, "row number"], most: Float[Tensor, " row"]) -> Float[Tensor, "row number"]:
+    """Independent Gumbel numbers as they are given that their maximum is ``most`` (Kool et al. 2019, appendix B.3).
+
+    −log(exp(−most) − exp(−highest) + exp(−free)), where highest is the maximum of the free ones, without overflow.
+    """
+    gap = free - free.amax(1, keepdim=True)
+    most = most[:, None]
+    # At the maximum itself the logarithm is −inf, and the result is ``most``.
+    v = most - free + torch.where(gap > -0.6931, torch.log(-torch.expm1(gap)), torch.log1p(-torch.exp(gap)))
+    return most - v.clamp(min=0) - torch.nn.functional.softplus(-v.abs())
 
 
 def subsets(keys: Keys, steps: Steps, population: int, size: int) -> Int64[Tensor, "row size"]:

@@ -17,6 +17,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
 from corollout.policies.heads import Head, head_of
 from corollout.policies.protocol import Policy, concat, evaluation_mode, select
+from corollout.searches import search
 from corollout.types import Branches, Sampler, Sequences, Trajectories
 
 
@@ -76,8 +77,8 @@ class Engine:
     def sample(self, memory: Any, examples: Int64[Tensor, " context"], sampler: Sampler, noise: Noise) -> Mains:
         """Main trajectories, ``sampler.count`` for each context (a beam may find fewer), ordered by context."""
         with evaluation_mode(self.policy):
-            if sampler.mode == "beam":
-                return self._beams(memory, examples, sampler.count, noise)
+            if sampler.mode in ("beam", "set"):
+                return self._search(memory, examples, sampler.count, noise, replacement=sampler.mode == "beam")
             contexts = torch.arange(len(examples), device=examples.device).repeat_interleave(sampler.count)
             samples = torch.arange(sampler.count, device=examples.device).repeat(len(examples))
             keys = noise.keys(examples[contexts], MAIN, samples)
@@ -251,89 +252,50 @@ class Engine:
                     )
         return replace(branches, token=token)
 
-    # --- beams ---------------------------------------------------------------------------------------------------
+    # --- searches ------------------------------------------------------------------------------------------------
 
-    def _beams(self, memory: Any, examples: Int64[Tensor, " context"], size: int, noise: Noise) -> Mains:
+    def _search(
+        self, memory: Any, examples: Int64[Tensor, " context"], size: int, noise: Noise, replacement: bool
+    ) -> Mains:
+        """The sequences that beam search finds, or that are drawn without replacement; no more contexts at once than
+        ``max_rows`` allows."""
         contexts = torch.arange(len(examples), device=examples.device)
-        found = [
-            self._beam(select(memory, chunk), chunk, examples[chunk], size)
+        parts = [
+            (
+                chunk,
+                search(
+                    self.head,
+                    self.policy.start(select(memory, chunk)),
+                    self._step,
+                    lambda sound, t, owner, chunk=chunk: _check_sound(sound, t, lambda: examples[chunk][owner]),
+                    examples[chunk],
+                    bos=self.bos,
+                    eos=self.eos,
+                    max_length=self.max_length,
+                    size=size,
+                    noise=None if replacement else noise,
+                ),
+            )
             for chunk in contexts.split(max(1, self.max_rows // size))
         ]
-        context, sample, tokens, lengths, finished, log_probs = (
-            torch.cat([part[i] for part, _ in found]) for i in range(6)
-        )
-        tokens = tokens[:, : max(int(lengths.max()), 1) if len(lengths) else 1]
+        lengths = torch.cat([found.lengths for _, found in parts])
+        context = torch.cat([chunk[found.context] for chunk, found in parts])
+        number = torch.cat([found.number for _, found in parts])
+        tokens = torch.cat([found.tokens for _, found in parts])[:, : max(int(lengths.max()), 1) if len(lengths) else 1]
+        log_probs = torch.cat([found.log_probs for _, found in parts])
         trajectories = Trajectories(
             tokens=tokens,
             lengths=lengths,
-            finished=finished,
+            finished=torch.cat([found.ended for _, found in parts]),
             contexts=context,
             examples=examples[context],
-            samples=sample,
-            keys=noise.keys(examples[context], MAIN, sample),
+            samples=number,
+            keys=noise.keys(examples[context], MAIN, number),
             log_probs=log_probs,
             logits=log_probs.new_zeros(*tokens.shape, 0),
             decisions=self.head.decisions(tokens),
         )
-        return Mains(trajectories, [], sum(generated for _, generated in found))
-
-    def _beam(
-        self, memory: Any, contexts: Int64[Tensor, " context"], examples: Int64[Tensor, " context"], size: int
-    ) -> tuple[tuple[Tensor, ...], int]:
-        """The ``size`` most probable sequences that beam search finds for each context, best first."""
-        count, device = len(contexts), contexts.device
-        state = self.policy.start(memory)
-        owner = torch.arange(count, device=device)  # the context of each row under way, ascending
-        slot = torch.zeros_like(owner)  # its number among its context's
-        log_prob: Tensor | None = None  # known with the first logits' type
-        prefix = torch.full((count, self.max_length), self.eos, device=device)
-        tokens = torch.full_like(owner, self.bos)
-        table = torch.full((count, size, self.max_length), self.eos, device=device)
-        length = torch.zeros(count, size, dtype=torch.int64, device=device)
-        ended = torch.zeros(count, size, dtype=torch.bool, device=device)
-        score = torch.full((count, size), -torch.inf, device=device)  # of what is complete; −inf: nothing there
-        generated = 0
-        for t in range(self.max_length):
-            if len(owner) == 0:
-                break
-            outputs, state = self._step(state, tokens)
-            value, choice, sound = self.head.best(outputs, size)
-            _check_sound(sound, t, lambda owner=owner: examples[owner])
-            generated += len(owner)
-            log_prob = value.new_zeros(len(owner)) if log_prob is None else log_prob
-            score = score.to(value.dtype)
-            width = value.shape[1]
-            value = value + log_prob[:, None]
-            candidates = value.new_full((count, size, width), -torch.inf)
-            candidates[owner, slot] = value
-            row_of = torch.zeros(count, size, dtype=torch.int64, device=device)
-            row_of[owner, slot] = torch.arange(len(owner), device=device)
-            best, place = torch.cat([score, candidates.flatten(1)], 1).topk(size, 1)
-            old = place < size
-            origin = place.clamp(max=size - 1)
-            extended = (place - size).clamp(min=0)
-            row = row_of.gather(1, extended // width)
-            token = choice[row, extended % width]
-            ends = (token == self.eos) if t + 1 < self.max_length else torch.ones_like(token, dtype=torch.bool)
-            there = best > -torch.inf
-            complete = there & (old | ends)
-            # What is complete is kept in place; a sequence completed now is its row's prefix and the last token.
-            grown = prefix[row]
-            grown[:, :, t] = token
-            gathered = table.gather(1, origin[:, :, None].expand_as(table))
-            table = torch.where((old | ~there)[:, :, None], gathered, grown)
-            length = torch.where(old, length.gather(1, origin), t + 1)
-            ended = torch.where(old, ended.gather(1, origin), token == self.eos)
-            score = torch.where(complete, best, -torch.inf)
-            owner, slot = (there & ~complete).nonzero(as_tuple=True)
-            prefix, tokens, log_prob = table[owner, slot], token[owner, slot], best[owner, slot]
-            state = select(state, row[owner, slot])
-        owner, slot = (score > -torch.inf).nonzero(as_tuple=True)
-        ranked = score.sort(dim=1, descending=True, stable=True).indices.argsort(1)
-        picked = (owner * size + ranked[owner, slot]).argsort()
-        owner, slot = owner[picked], slot[picked]
-        rows = (contexts[owner], ranked[owner, slot], table[owner, slot], length[owner, slot], ended[owner, slot])
-        return (*rows, score[owner, slot]), generated
+        return Mains(trajectories, [], sum(found.generated for _, found in parts))
 
     # --- common --------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,12 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True)
 class Sampler:
-    """How an estimator wants its main trajectories drawn: ``count`` for each context, by ``mode``."""
+    """How an estimator wants its main trajectories drawn: ``count`` for each context, by ``mode``.
 
-    mode: Literal["sample", "greedy", "beam"] = "sample"
+    A "set" is a sample without replacement: all different, and fewer than ``count`` if there are no more.
+    """
+
+    mode: Literal["sample", "greedy", "beam", "set"] = "sample"
     count: int = 1
 
 

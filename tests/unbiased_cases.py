@@ -25,6 +25,7 @@ from corollout.estimators import (
     MonteCarlo,
     Reinforce,
     SelfCritic,
+    UnorderedSet,
 )
 
 LIMIT = 6.5
@@ -144,6 +145,12 @@ CASES = [
     Case("mc-2", MonteCarlo(completions=2), three_of_four),
     Case("mc-3-own-noise", MonteCarlo(completions=3), three_of_four, engine=_own),
     Case("mc-2-two-samples", MonteCarlo(completions=2, samples=2), two_of_three, 20_000),
+    Case("set-2", UnorderedSet(size=2), three_of_four),
+    Case("set-5", UnorderedSet(size=5), three_of_four, 20_000),
+    Case("set-4-masked", UnorderedSet(size=4), masked, 20_000),
+    Case("set-3-small-support", UnorderedSet(size=3), two_of_three, 20_000),
+    Case("bt-set-2", UnorderedSet(size=2), words_of_five, 20_000),
+    Case("bt-set-6", UnorderedSet(size=6), words_of_five, 20_000),
     Case("bt-arsm", BinaryTreeARSM(), words_of_five),
     Case("bt-arsm-own-noise", BinaryTreeARSM(), words_of_five, engine=_own),
     Case("bt-arsm-confident", BinaryTreeARSM(), confident_words),

@@ -7,6 +7,7 @@ from corollout.estimators.plans import ContrastPlan, Estimator, GroupPlan, Plan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.registry import NAMES, make_estimator
 from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.sets import SetPlan, UnorderedSet
 from corollout.estimators.single import estimate_gradient
 from corollout.estimators.tree import BinaryTreeARSM, BinaryTreeDisARM
 
@@ -28,6 +29,8 @@ __all__ = [
     "PseudoActions",
     "Reinforce",
     "SelfCritic",
+    "SetPlan",
+    "UnorderedSet",
     "estimate_gradient",
     "make_estimator",
     "pseudo_actions",

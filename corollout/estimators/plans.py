@@ -98,12 +98,7 @@ class GroupPlan:
 
     def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
         advantage = (self.weight.to(rewards.dtype) * self._above_baseline(rewards)).to(logits.dtype)
-        mask = self.trajectories.mask
-        per_step = torch.where(mask, advantage[:, None], 0.0)[:, :, None]
-        if self.trajectories.decisions is not None:
-            return per_step * self.trajectories.decisions.scores(logits)
-        tokens = torch.where(mask, self.trajectories.tokens, 0)[:, :, None]
-        return (-per_step * logits.softmax(-1)).scatter_add_(2, tokens, per_step)
+        return score_gradient(self.trajectories, advantage, logits)
 
     def _above_baseline(self, rewards: Rewards) -> Rewards:
         skipped: Bool[Tensor, " row"] = rewards.isnan()
@@ -120,3 +115,13 @@ class GroupPlan:
             total_reward = total_reward - shared_reward
         baseline = torch.where(total_share > 0, total_reward / total_share, 0.0)
         return torch.where(skipped, 0.0, rewards - baseline)
+
+
+def score_gradient(trajectories: Trajectories, advantage: Float[Tensor, " row"], logits: Logits) -> Logits:
+    """advantage · d log p(token) / d logits, at every token of every row."""
+    mask = trajectories.mask
+    per_step = torch.where(mask, advantage[:, None], 0.0)[:, :, None]
+    if trajectories.decisions is not None:
+        return per_step * trajectories.decisions.scores(logits)
+    tokens = torch.where(mask, trajectories.tokens, 0)[:, :, None]
+    return (-per_step * logits.softmax(-1)).scatter_add_(2, tokens, per_step)

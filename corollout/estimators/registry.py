@@ -9,6 +9,7 @@ from corollout.estimators.ars import ARS
 from corollout.estimators.binary import ARM, DisARM
 from corollout.estimators.plans import Estimator
 from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.sets import UnorderedSet
 from corollout.estimators.tree import BinaryTreeARSM, BinaryTreeDisARM
 
 # Name -> class and the option that a number behind the name, or k, sets ("" for none).
@@ -22,6 +23,7 @@ _ESTIMATORS: dict[str, tuple[type, str]] = {
     "sc": (SelfCritic, "samples"),
     "mc": (MonteCarlo, "completions"),
     "rl-beam": (BeamExpectation, "size"),
+    "set": (UnorderedSet, "size"),
     "bt-arsm": (BinaryTreeARSM, ""),
     "bt-disarm": (BinaryTreeDisARM, ""),
 }

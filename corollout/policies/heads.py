@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from corollout.noise import race
+from corollout.noise import conditional_gumbels, exponential, race
 from corollout.types import Decisions, full_precision
 
 Keys = Int64[Tensor, " row"]
@@ -38,6 +38,15 @@ class Best(NamedTuple):
     sound: Bool[Tensor, " row"]
 
 
+class Perturbed(NamedTuple):
+    """Each row's tokens with the largest perturbed log-probabilities, the largest first."""
+
+    ranks: Float[Tensor, "row best"]  # the perturbed log-probabilities of the prefixes with these tokens
+    log_probs: Float[Tensor, "row best"]  # those without noise
+    tokens: Int64[Tensor, "row best"]
+    sound: Bool[Tensor, " row"]
+
+
 class Head(ABC):
     """What the rollout engine asks of a head."""
 
@@ -51,6 +60,21 @@ class Head(ABC):
     @abstractmethod
     def best(self, outputs: Outputs, count: int) -> Best:
         """The ``count`` most probable tokens of each row, or all if there are fewer."""
+
+    @abstractmethod
+    def perturbed(
+        self,
+        outputs: Outputs,
+        log_prob: Float[Tensor, " row"],
+        rank: Float[Tensor, " row"],
+        keys: Keys,
+        steps: Steps,
+        count: int,
+    ) -> Perturbed:
+        """The extensions of prefixes that are first in a sample without replacement, see ``corollout.searches``.
+
+        ``log_prob`` and ``rank`` are those of the prefixes.
+        """
 
     @abstractmethod
     def logits(
@@ -108,6 +132,21 @@ class Softmax(Head):
         logits = full_precision(outputs)
         values, tokens = logits.log_softmax(1).topk(min(count, logits.shape[1]), 1)
         return Best(values, tokens, logits.amax(1).isfinite())
+
+    def perturbed(
+        self,
+        outputs: Outputs,
+        log_prob: Float[Tensor, " row"],
+        rank: Float[Tensor, " row"],
+        keys: Keys,
+        steps: Steps,
+        count: int,
+    ) -> Perturbed:
+        logits = outputs.double()
+        values = logits.log_softmax(1) + log_prob[:, None]
+        free = values - exponential(keys, steps, logits.shape[1], torch.float64).log_()
+        ranks, tokens = conditional_gumbels(free, rank).topk(min(count, logits.shape[1]), 1)
+        return Perturbed(ranks, values.gather(1, tokens), tokens, logits.amax(1).isfinite())
 
     def logits(
         self, outputs: Float[Tensor, "row step width"], tokens: Int64[Tensor, "row step"]

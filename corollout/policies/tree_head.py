@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, logsigmoid
 
 from corollout.errors import InputError, PolicyError
-from corollout.noise import uniform
+from corollout.noise import conditional_gumbels, exponential, uniform
 from corollout.policies import walks
-from corollout.policies.heads import Best, Choice, Head, Keys, Outputs, Steps
+from corollout.policies.heads import Best, Choice, Head, Keys, Outputs, Perturbed, Steps
 from corollout.threads import by_rows
 from corollout.trees import Tree
 from corollout.types import Decisions, full_precision
@@ -92,6 +92,67 @@ class TreeHead(nn.Module, Head):
             tokens.numpy(),
         )
         return Best(values.to(x.dtype), tokens, values.isfinite().all(1))
+
+    def perturbed(
+        self,
+        outputs: Outputs,
+        log_prob: Float[Tensor, " row"],
+        rank: Float[Tensor, " row"],
+        keys: Keys,
+        steps: Steps,
+        count: int,
+    ) -> Perturbed:
+        """A node's number is the largest of the tokens below it, so its children's are drawn given their maximum."""
+        x = full_precision(outputs.detach())
+        count = min(count, self._tree.size)
+        sound = x.isfinite().all(1)
+        if x.device.type != "cpu" or not bool(sound.all()):
+            every, values = self.perturbed_by_levels(x, log_prob, rank, keys, steps)
+            ranks, tokens = every.topk(count, 1)
+            return Perturbed(ranks, values.gather(1, tokens), tokens, sound)
+        ranks = torch.empty(len(x), count, dtype=torch.float64)
+        values, tokens = torch.empty_like(ranks), torch.empty(len(x), count, dtype=torch.int64)
+        weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
+        by_rows(
+            partial(walks.first_tokens, self._tree.children, weight, bias),
+            count * self._tree.depth * x.shape[1],
+            *_arrays(x, log_prob.double(), rank.double()),
+            keys.numpy().view(np.uint64),
+            steps.numpy().view(np.uint64),
+            ranks.numpy(),
+            values.numpy(),
+            tokens.numpy(),
+        )
+        return Perturbed(ranks, values, tokens, sound)
+
+    @torch.no_grad()
+    def perturbed_by_levels(
+        self,
+        x: Outputs,
+        log_prob: Float[Tensor, " row"],
+        rank: Float[Tensor, " row"],
+        keys: Keys,
+        steps: Steps,
+    ) -> tuple[Float[Tensor, "row vocab"], Float[Tensor, "row vocab"]]:
+        """The perturbed log-probabilities of all tokens, and those without noise, by PyTorch operations."""
+        logits = (x @ self.weight.to(x.dtype).t() + self.bias.to(x.dtype)).double()
+        drawn = exponential(keys, steps, 2 * logits.shape[1], torch.float64).log_().unflatten(1, (-1, 2))
+        gains = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
+        nodes = torch.zeros(1, dtype=torch.int64, device=x.device)
+        value, most = log_prob.double()[:, None], rank.double()[:, None]
+        found, ranks, tokens = [], [], []
+        while len(nodes):
+            below = self._children[nodes].long().flatten()
+            values = value[:, :, None] + gains[:, nodes]
+            given = conditional_gumbels((values - drawn[:, nodes]).flatten(0, 1), most.flatten())
+            value, most = values.flatten(1), given.unflatten(0, most.shape).flatten(1)
+            leaf = below < 0
+            found.append(value[:, leaf])
+            ranks.append(most[:, leaf])
+            tokens.append(~below[leaf])
+            value, most, nodes = value[:, ~leaf], most[:, ~leaf], below[~leaf]
+        order = torch.cat(tokens).argsort()
+        return torch.cat(ranks, 1)[:, order], torch.cat(found, 1)[:, order]
 
     def logits(
         self, outputs: Float[Tensor, "row step width"], tokens: Int64[Tensor, "row step"]

@@ -93,9 +93,7 @@ def best_tokens(children, weight, bias, outputs, log_probs, tokens):
                 heap_value = np.concatenate((heap_value, np.empty_like(heap_value)))
                 heap_node = np.concatenate((heap_node, np.empty_like(heap_node)))
             for bit in range(2):
-                signed = phi if bit else -phi
-                # log σ(signed), without overflow
-                gain = min(signed, 0.0) - np.log1p(np.exp(-abs(signed)))
+                gain = _log_sigmoid(phi if bit else -phi)
                 _sift_up(heap_value, heap_node, size, value + gain, np.int64(children[node, bit]))
                 size += 1
 
@@ -127,3 +125,58 @@ def _sift_down(values, nodes, size):
         values[place], nodes[place] = values[below], nodes[below]
         place = below
     values[place], nodes[place] = value, node
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def first_tokens(children, weight, bias, outputs, log_prob, rank, keys, steps, ranks, log_probs, tokens):
+    """Each row's first tokens in a sample without replacement: as ``best_tokens``, by perturbed log-probabilities."""
+    count = tokens.shape[1]
+    for r in range(len(outputs)):
+        heap_value, heap_place = np.empty(64, np.float64), np.empty(64, np.int64)
+        # What the heap's places stand for: a node with its log-probability.
+        node_of, value_of = np.empty(64, np.int64), np.empty(64, np.float64)
+        node_of[0], value_of[0] = 0 if len(children) else -1, log_prob[r]
+        heap_value[0], heap_place[0] = rank[r], 0
+        size, known, found = 1, 1, 0
+        while found < count:
+            most, place = heap_value[0], heap_place[0]
+            size -= 1
+            _sift_down(heap_value, heap_place, size)
+            node, value = node_of[place], value_of[place]
+            if node < 0:
+                ranks[r, found], log_probs[r, found], tokens[r, found] = most, value, ~node
+                found += 1
+                continue
+            if known + 2 > len(node_of):
+                heap_value = np.concatenate((heap_value, np.empty_like(heap_value)))
+                heap_place = np.concatenate((heap_place, np.empty_like(heap_place)))
+                node_of = np.concatenate((node_of, np.empty_like(node_of)))
+                value_of = np.concatenate((value_of, np.empty_like(value_of)))
+            phi = np.float64(_logit(weight, bias, outputs[r], node))
+            left, right = value + _log_sigmoid(-phi), value + _log_sigmoid(phi)
+            free_left = left - np.log(-np.log1p(-uniform_compiled(keys[r], steps[r], 2 * node)))
+            free_right = right - np.log(-np.log1p(-uniform_compiled(keys[r], steps[r], 2 * node + 1)))
+            highest = max(free_left, free_right)
+            for bit in range(2):
+                free = free_right if bit else free_left
+                node_of[known], value_of[known] = children[node, bit], right if bit else left
+                _sift_up(heap_value, heap_place, size, _given_maximum(free, highest, most), known)
+                size += 1
+                known += 1
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True, inline="always")
+def _log_sigmoid(x):
+    return min(x, 0.0) - np.log1p(np.exp(-abs(x)))
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True, inline="always")
+def _given_maximum(free, highest, most):
+    """One of Gumbel numbers whose maximum is ``highest``, as it is given that the maximum is ``most``."""
+    if free == highest:
+        return most
+    v = most - free + np.log(-np.expm1(free - highest))
+    return most - max(v, 0.0) - np.log1p(np.exp(-abs(v)))
