@@ -3,6 +3,7 @@
 from corollout.estimators.ars import ARS
 from corollout.estimators.binary import ARM, DisARM
 from corollout.estimators.branching import Branching
+from corollout.estimators.pairs import Pairs
 from corollout.estimators.plans import ContrastPlan, Estimator, GroupPlan, Plan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.registry import NAMES, make_estimator
@@ -25,6 +26,7 @@ __all__ = [
     "Estimator",
     "GroupPlan",
     "MonteCarlo",
+    "Pairs",
     "Plan",
     "PseudoActions",
     "Reinforce",

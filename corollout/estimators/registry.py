@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from corollout.errors import InputError
 from corollout.estimators.ars import ARS
 from corollout.estimators.binary import ARM, DisARM
+from corollout.estimators.pairs import Pairs
 from corollout.estimators.plans import Estimator
 from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
 from corollout.estimators.sets import UnorderedSet
@@ -24,6 +25,7 @@ _ESTIMATORS: dict[str, tuple[type, str]] = {
     "mc": (MonteCarlo, "completions"),
     "rl-beam": (BeamExpectation, "size"),
     "set": (UnorderedSet, "size"),
+    "pairs": (Pairs, "per_step"),
     "bt-arsm": (BinaryTreeARSM, ""),
     "bt-disarm": (BinaryTreeDisARM, ""),
 }
