@@ -29,7 +29,7 @@ _TWO_POW_MINUS_53 = 2.0**-53
 _BELOW_ONE = {torch.float32: 1 - 2.0**-24, torch.float64: 1 - 2.0**-53}
 
 # What a key is for; the first label after the example, so that no two uses ever share numbers.
-MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER, SET = range(7)
+MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER, SET, REDRAW = range(8)
 # Estimators of one's own take labels from here on.
 FREE = 16
 
@@ -118,6 +118,25 @@ def race(
         by_rows(_race_compiled, logits.shape[1], weights.numpy(), _unsigned(keys), _unsigned(steps), winners.numpy())
         return winners
     return _race_torch(logits, keys, steps)
+
+
+def dirichlet_given(
+    winners: Int64[Tensor, " row"], logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps
+) -> Float[Tensor, "row vocab"]:
+    """π ~ Dirichlet(1, …, 1) as it is given that the race with these logits, argmin_i (ln π_i − φ_i), has this winner.
+
+    The time at which the first number arrives, T = min_i e_i exp(−φ_i) = τ / Σ_i exp(φ_i) with τ ~ Exp(1), says nothing
+    about who it is, and exponential numbers have no memory: the others then still need as long as at the start. So
+
+        e_i = τ p_i + [i ≠ winner] e'_i,    p = softmax(φ),
+
+    with fresh e' ~ Exp(1); the winner's own, which is not needed, is τ. A masked action's e is free, as it should be.
+    """
+    e, winners = exponential(keys, steps, logits.shape[1], logits.dtype), winners[:, None]
+    first = e.gather(1, winners)
+    # No e is below 2⁻⁵⁴, so a winner's p is not far below that: τ p stays above 0.
+    e.scatter_(1, winners, 0.0).addcmul_(first, logits.softmax(1))
+    return e.div_(e.sum(1, keepdim=True))
 
 
 def conditional_gumbels(free: Float[Tensor, "row number"], most: Float[Tensor, " row"]) -> Float[Tensor, "row number"]:

@@ -1,11 +1,13 @@
 """The coefficients of ARS as plain sums over every entry of the table of pseudo-actions."""
 
+from itertools import product
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from corollout.estimators import coefficients
+from corollout.estimators.coefficients import Coefficients
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.noise import Noise, dirichlet
 
@@ -26,14 +28,17 @@ def plain_sums(table: PseudoActions, weight: Tensor, token: Tensor) -> Tensor:
     return sums
 
 
-def make_case(vocab: int, count: int, scale: float, dtype: torch.dtype) -> tuple[PseudoActions, Tensor, Tensor]:
+def make_case(
+    vocab: int, count: int, scale: float, dtype: torch.dtype, draw: int = 0
+) -> tuple[PseudoActions, Tensor, Tensor]:
     """Pseudo-actions of some cells, their w_k, and tokens, most of which are the true actions."""
     generator = torch.Generator().manual_seed(vocab * 10 + count)
     cells = 23
     logits = (scale * torch.randn(cells, vocab, generator=generator)).to(dtype)
     if vocab > 2:
         logits[::5, 1] = -torch.inf
-    pi = dirichlet(Noise(vocab).keys(torch.arange(cells)), torch.zeros(cells, dtype=torch.int64), vocab, dtype)
+    steps = torch.full((cells,), draw)
+    pi = dirichlet(Noise(vocab).keys(torch.arange(cells)), steps, vocab, dtype)
     references = torch.rand(cells, vocab, generator=generator).argsort(1)[:, :count].contiguous()
     table = pseudo_actions(logits, pi, references)
     weight = (1 - vocab * pi.gather(1, references)) / count
@@ -53,6 +58,25 @@ def sums_agree(dtype: torch.dtype = torch.float64) -> bool:
         with patch.object(coefficients, "_bucket", coefficients._bucket.py_func):
             ways = [coefficients._collect_torch(*case), coefficients._collect_compiled(*case)]
         if not all(_are(found, wanted) for found in ways):
+            return False
+    return True
+
+
+def means_agree(dtype: torch.dtype = torch.float64) -> bool:
+    """Whether the mean of one, two or three coefficients is that of all their values, added up one by one."""
+    for (vocab, count, scale), draws in product(CASES, (1, 2, 3)):
+        cases = [make_case(vocab, count, scale, dtype, draw) for draw in range(draws)]
+        cells = torch.arange(len(cases[0][2]))
+        parts = [Coefficients.of(*case, cells // 3, cells % 3) for case in cases]
+        wanted = torch.zeros(len(cells), vocab, vocab, dtype=torch.float64)
+        for part in parts:
+            entries = zip(part.branch.tolist(), part.coordinate.tolist(), part.value.tolist(), strict=True)
+            for branch, coordinate, value in entries:
+                cell = int(part.row[branch]) * 3 + int(part.step[branch])
+                wanted[cell, int(part.action[branch]), coordinate] += value / draws
+        mean = Coefficients.mean(parts, vocab)
+        found = mean.row * 3 + mean.step, mean.action, mean.norm, mean.branch, mean.coordinate, mean.value
+        if not _are(found, wanted):
             return False
     return True
 

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from corollout.estimators import Estimator, GroupPlan
+from corollout.estimators import Estimator, GroupPlan, SetPlan
 from corollout.noise import Noise
 from corollout.policies import score_by_steps
 from corollout.rollouts import Engine
-from corollout.types import Trajectories
+from corollout.types import Decisions, Trajectories
 
 
 class TablePolicy(nn.Module):
@@ -112,7 +113,11 @@ class Problem:
             outputs = self.policy.table[
                 self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)
             ]
-            g = plan.gradient(rewards, engine.head.logits(outputs, trajectories.tokens))
+            logits = engine.head.logits(outputs, trajectories.tokens)
+            if split and isinstance(plan, SetPlan):
+                g = _in_batches(plan, rewards, logits, split)
+            else:
+                g = plan.gradient(rewards, logits)
         out = torch.zeros(batch, *self.policy.table.shape, dtype=g.dtype)
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         prefix = self.policy.prefix_numbers(trajectories.tokens)[rows, steps]
@@ -122,6 +127,22 @@ class Problem:
     def put(self, out: Tensor, contexts: Tensor, prefixes: Tensor, tokens: Tensor, g: Tensor) -> None:
         """Add gradients with respect to the logits of single tokens to those with respect to the table."""
         out.index_put_((contexts, prefixes), g, accumulate=True)
+
+
+def _in_batches(plan: SetPlan, rewards: Tensor, logits: Tensor, contexts: int) -> Tensor:
+    """The gradients of a plan whose contexts see no other contexts than those of their own batch."""
+    parts = zip(plan.table.split(contexts), plan.weight.split(contexts), plan.other.split(contexts), strict=True)
+    g = torch.zeros_like(logits)
+    for table, weight, other in parts:
+        rows = table[table >= 0].sort().values
+        whole = plan.trajectories
+        picked: dict[str, Any] = {name: value[rows] for name, value in vars(whole).items() if isinstance(value, Tensor)}
+        if whole.decisions is not None:
+            picked["decisions"] = Decisions(*(value[rows] for value in vars(whole.decisions).values()))
+        here = torch.where(table >= 0, torch.searchsorted(rows, table.clamp(min=0)), -1)
+        part = replace(plan, trajectories=Trajectories(**picked), table=here, weight=weight, other=other)
+        g[rows] = part.gradient(rewards[rows], logits[rows])
+    return g
 
 
 def sequences_of(vocab: int, length: int) -> list[tuple[int, ...]]:

@@ -1,16 +1,25 @@
 """The estimators as their formulas say, by plain loops over rows, steps, references, actions and decisions."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from statistics import fmean, pstdev
 
 import torch
+from baseline_reference import PAST, Members, plain_fitted, plain_shrunk
 from enumeration import Problem
+from pairs_reference import SEEN, plain_gap
 from pseudo_reference import by_swapping
+from set_reference import plain_other, plain_weight
 from torch import Tensor
 from tree_problems import UNBALANCED, TreeProblem
 
 from corollout.estimators import (
     ARM,
     ARS,
+    GRPO,
     RLOO,
     BeamExpectation,
     BinaryTreeARSM,
@@ -18,12 +27,15 @@ from corollout.estimators import (
     DisARM,
     Estimator,
     MonteCarlo,
+    Pairs,
     Reinforce,
     SelfCritic,
+    UnorderedSet,
+    Vine,
 )
 from corollout.estimators.branching import Branching
 from corollout.estimators.budget import keep_probabilities
-from corollout.noise import Noise, dirichlet, uniform
+from corollout.noise import REDRAW, Noise, dirichlet, exponential, uniform
 from corollout.types import Trajectories
 
 ESTIMATORS: list[Estimator] = [
@@ -36,6 +48,8 @@ ESTIMATORS: list[Estimator] = [
     ARS(pseudo="greedy"),
     ARS(budget=3, budget_per="example"),
     ARS(budget=20, completions=2, samples=2),
+    ARS(draws=3),
+    ARS(references=2, draws=2, samples=2, budget=2, budget_per="example"),
     ARM(samples=2),
     DisARM(samples=2),
     Reinforce(),
@@ -49,6 +63,22 @@ ESTIMATORS: list[Estimator] = [
     MonteCarlo(completions=0),
     MonteCarlo(completions=1, samples=2),
     MonteCarlo(completions=3),
+    Pairs(),
+    Pairs(per_step=100, samples=2, completions=2),
+    Pairs(budget=2, budget_per="example"),
+    Pairs(per_step=0.6, samples=2, gaps=SEEN),
+    UnorderedSet(size=2),
+    UnorderedSet(size=5),
+    UnorderedSet(size=3, baseline="fitted"),
+    Reinforce(baseline="shrunk"),
+    Reinforce(baseline="fitted"),
+    Reinforce(baseline="fitted", samples=2),
+    RLOO(samples=2, baseline="shrunk"),
+    RLOO(samples=3, baseline="fitted"),
+    RLOO(samples=2, baseline="fitted", past=PAST),
+    GRPO(samples=3),
+    Vine(completions=1),
+    Vine(completions=2, samples=3),
 ]
 ON_TREES: list[Estimator] = [
     BinaryTreeARSM(),
@@ -67,19 +97,34 @@ ON_TREES: list[Estimator] = [
     SelfCritic(samples=2),
     MonteCarlo(completions=0),
     MonteCarlo(completions=2, samples=2),
+    Pairs(per_step=0.001),
+    Pairs(budget=3, budget_per="example", samples=2, completions=2, gaps=SEEN),
+    UnorderedSet(size=2),
+    UnorderedSet(size=5),
+    UnorderedSet(size=3, baseline="fitted"),
+    Reinforce(baseline="fitted"),
+    RLOO(samples=3, baseline="shrunk"),
+    RLOO(samples=3, baseline="fitted"),
+    GRPO(samples=2),
+    Vine(completions=1, samples=3),
+    Vine(completions=2),
 ]
 
 Branch = tuple[int, int, int]  # row, step, and the token that it starts with
+_Weight = Callable[[list[int], int], float]  # of a context's s-th sequence, given the rows of them all
+_Other = Callable[[list[int], int, int], float]  # how much the o-th one's reward counts in the baseline of the s-th
 
 
-def agrees(estimator: Estimator, skip: float = 0.0, masked: bool = False, on_tree: bool = False) -> bool:
+def agrees(
+    estimator: Estimator, skip: float = 0.0, masked: bool = False, on_tree: bool = False, contexts: int = 12
+) -> bool:
     """Whether the plan's gradient is the formula's, with a random reward for everything that may be rolled out.
 
     ``skip`` is the share of rewards that are NaN: skipped by the reward function.
     """
     vocab = 2 if isinstance(estimator, ARM) else 4
     problem = TreeProblem.of(UNBALANCED, 3, seed=11) if on_tree else Problem.make(vocab, 3, seed=11, masked=masked)
-    noise, contexts = Noise(5), 12
+    noise = Noise(5)
     memory = torch.zeros(contexts, dtype=torch.int64)
     trajectories = problem.engine().sample(memory, torch.arange(contexts), estimator.sampler, noise).trajectories
     plan = estimator.plan(trajectories, noise)
@@ -142,6 +187,24 @@ class _World:
         e[self.token(row, step)] = 1
         return e - self.logits[row, step].softmax(0)
 
+    def names(self, row: int, step: int) -> list[int]:
+        """What the logits of a step belong to; two rows with the same prefix have those of the same name in common."""
+        return list(range(self.logits.shape[2]))
+
+    def whole_score(self, row: int) -> dict[Hashable, float]:
+        """d log p(sequence) by prefix and name of the logit."""
+        tokens, length = self.trajectories.tokens[row].tolist(), int(self.trajectories.lengths[row])
+        return {
+            (*tokens[:t], "then", name): float(entry)
+            for t in range(length)
+            for name, entry in zip(self.names(row, t), self.score(row, t), strict=False)
+        }
+
+    def others(self, row: int, step: int) -> list[tuple[int, float, Tensor]]:
+        """What might have been done instead: where a branch starts, its probability, and which way it would draw."""
+        z, p, e = self.token(row, step), self.logits[row, step].softmax(0).tolist(), torch.eye(self.logits.shape[2])
+        return [(a, p[a], (e[a] - e[z]).double()) for a in range(len(p)) if a != z and p[a] > 0]
+
     def pi(self, row: int, step: int) -> Tensor:
         keys = self.trajectories.keys[row : row + 1]
         return dirichlet(keys, torch.tensor([step]), self.logits.shape[2], self.logits.dtype)[0]
@@ -182,6 +245,16 @@ class _TreeWorld(_World):
             out[depth] = int(bit) - self.logits[row, step, depth].sigmoid()
         return out
 
+    def names(self, row: int, step: int) -> list[int]:
+        return [node for node, _ in self.path(row, step)]
+
+    def others(self, row: int, step: int) -> list[tuple[int, float, Tensor]]:
+        found, e = [], torch.eye(UNBALANCED.depth, dtype=torch.float64)
+        for depth, (node, bit) in enumerate(self.path(row, step)):
+            one = float(self.logits[row, step, depth].sigmoid())
+            found.append((self.other(node, bit), 1 - one if bit else one, -e[depth] if bit else e[depth]))
+        return found
+
     def pi(self, row: int, step: int) -> Tensor:
         keys = self.trajectories.keys[row : row + 1]
         return uniform(keys, torch.tensor([step]), UNBALANCED.depth, torch.float64)[0]
@@ -200,14 +273,14 @@ def _zero_if_skipped(value: float) -> float:
 def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
     vocab = world.logits.shape[2]
     coefficients: dict[Branch, Tensor] = {}  # C_a, and what is not rolled out has none
-    for row, step in world.cells():
-        pi = world.pi(row, step)
+    for (row, step), draw in product(world.cells(), range(estimator.draws)):
+        pi = _pi_again(world, noise, row, step, draw) if draw else world.pi(row, step)
         here = (torch.tensor([row]), torch.tensor([step]))
         references = estimator._references(world.trajectories, noise, *here, vocab)
         assert len(references[0].unique()) == len(references[0]) == (estimator.references or vocab)
         table = by_swapping(world.logits[row, step][None], pi[None], references)[0]
         for k, j in enumerate(references[0].tolist()):
-            weight = (1 - vocab * pi[j]) / len(references[0])
+            weight = (1 - vocab * pi[j]) / len(references[0]) / estimator.draws
             for a in range(vocab):
                 if a != world.token(row, step):
                     hits = (table[k] == a).double()
@@ -222,6 +295,19 @@ def _ars(estimator: ARS, world: _World, noise: Noise) -> Tensor:
             share = scale.get((row, step, a), 0.0) / estimator.completions / estimator.samples
             g[row, step] += share * _zero_if_skipped(gap) * c
     return g.masked_fill(world.logits == -torch.inf, 0.0)
+
+
+def _pi_again(world: _World, noise: Noise, row: int, step: int, draw: int) -> Tensor:
+    """π given the token, from the times E = e exp(−φ) at which the actions arrive: the token first, then the others."""
+    rate, token, made = world.logits[row, step].exp(), world.token(row, step), world.trajectories
+    keys = noise.keys(made.examples[row : row + 1], REDRAW, made.samples[row : row + 1], draw)
+    fresh = exponential(keys, torch.tensor([step]), len(rate), rate.dtype)[0]
+    first = fresh[token] / rate.sum()
+    e = fresh.clone()  # that of an action which never arrives
+    for a in range(len(rate)):
+        if rate[a] > 0:
+            e[a] = rate[a] * (first if a == token else first + fresh[a] / rate[a])
+    return e / e.sum()
 
 
 def _budget_weights(
@@ -286,6 +372,25 @@ def _binary(estimator: ARM, world: _World, noise: Noise) -> Tensor:
     return g
 
 
+def _pairs(estimator: Pairs, world: _World, noise: Noise) -> Tensor:
+    lengths = world.trajectories.lengths.tolist()
+    found = {(row, step, a): (p, way) for row, step in world.cells() for a, p, way in world.others(row, step)}
+    sizes = {
+        (row, step, a): p * plain_gap(estimator.gaps, p, step) / math.sqrt(lengths[row] - step)
+        for (row, step, a), (p, _) in found.items()
+    }
+    if estimator.budget is None:
+        estimator = replace(estimator, budget=max(1, math.ceil(estimator.per_step * sum(lengths))))
+    scale = _budget_weights(estimator, sizes, world, noise)
+    g = torch.zeros_like(world.logits)
+    for (row, step, a), (p, way) in found.items():
+        for copy in range(estimator.completions):
+            gap = world.branch(row, step, a, copy, estimator.pseudo == "greedy") - float(world.mains[row])
+            share = scale.get((row, step, a), 0.0) / estimator.completions / estimator.samples
+            g[row, step] += share * 0.5 * p * _zero_if_skipped(gap) * way
+    return g
+
+
 def _advantages(world: _World, advantage: Callable[[int, int], float]) -> Tensor:
     g = torch.zeros_like(world.logits)
     for row, step in world.cells():
@@ -293,7 +398,45 @@ def _advantages(world: _World, advantage: Callable[[int, int], float]) -> Tensor
     return g
 
 
+def _recommended(estimator: Reinforce | RLOO | UnorderedSet, world: _World, weight: _Weight, other: _Other) -> Tensor:
+    """Rewards against baselines that other contexts recommend, from those that a context's sequences bring along."""
+    rewards, places = world.mains.tolist(), _places(world)
+    contexts = []
+    for rows in places:
+        own = [sum((other(rows, s, o) * rewards[i] for o, i in enumerate(rows)), 0.0) for s in range(len(rows))]
+        weights = [weight(rows, s) for s in range(len(rows))]
+        contexts.append(Members(weights, [rewards[i] for i in rows], own, [world.whole_score(i) for i in rows]))
+    of_row = {}
+    for i, (rows, members) in enumerate(zip(places, contexts, strict=True)):
+        if estimator.baseline == "shrunk":
+            baselines = plain_shrunk(contexts, i)
+        else:
+            baselines = plain_fitted(contexts, i, estimator.past)
+        for row, w, b in zip(rows, members.weights, baselines, strict=True):
+            of_row[row] = w * (rewards[row] - b) if members.judged else 0.0
+    return _advantages(world, lambda row, _: of_row[row])
+
+
+def _places(world: _World) -> list[list[int]]:
+    """The rows of each context."""
+    contexts = world.trajectories.contexts.tolist()
+    return [[row for row, c in enumerate(contexts) if c == context] for context in sorted(set(contexts))]
+
+
+def _against_others(estimator: Reinforce | RLOO, world: _World) -> Tensor:
+    """Independent samples: each one's own baseline is the mean of its context's others."""
+    samples = estimator.samples
+    return _recommended(
+        estimator,
+        world,
+        lambda rows, s: 1 / samples,
+        lambda rows, s, o: 0.0 if s == o else 1 / (samples - 1),
+    )
+
+
 def _reinforce(estimator: Reinforce, world: _World, noise: Noise) -> Tensor:
+    if estimator.baseline in ("shrunk", "fitted"):
+        return _against_others(estimator, world)
     rewards = world.mains.tolist()
 
     def advantage(row: int, _: int) -> float:
@@ -305,11 +448,24 @@ def _reinforce(estimator: Reinforce, world: _World, noise: Noise) -> Tensor:
 
 
 def _rloo(estimator: RLOO, world: _World, noise: Noise) -> Tensor:
+    if estimator.baseline != "others":
+        return _against_others(estimator, world)
     rewards, contexts = world.mains.tolist(), world.trajectories.contexts.tolist()
 
     def advantage(row: int, _: int) -> float:
         others = [r for i, r in enumerate(rewards) if r == r and i != row and contexts[i] == contexts[row]]
         return (rewards[row] - (sum(others) / len(others) if others else 0.0)) / estimator.samples
+
+    return _advantages(world, advantage)
+
+
+def _grpo(estimator: GRPO, world: _World, noise: Noise) -> Tensor:
+    rewards = world.mains.tolist()
+    group = {row: rows for rows in _places(world) for row in rows}
+
+    def advantage(row: int, _: int) -> float:
+        judged = [rewards[i] for i in group[row] if rewards[i] == rewards[i]] or [0.0]
+        return (rewards[row] - fmean(judged)) / (pstdev(judged) + 1e-4) / estimator.samples
 
     return _advantages(world, advantage)
 
@@ -323,6 +479,26 @@ def _beam(estimator: BeamExpectation, world: _World, noise: Noise) -> Tensor:
         judged = [i for i in beam if rewards[i] == rewards[i]]
         mean = sum(p[i] * rewards[i] for i in judged) / sum(p[i] for i in judged) if judged else 0.0
         return p[row] / sum(p[i] for i in beam) * (rewards[row] - mean)
+
+    return _advantages(world, advantage)
+
+
+def _unordered_set(estimator: UnorderedSet, world: _World, noise: Noise) -> Tensor:
+    rewards, contexts = world.mains.tolist(), world.trajectories.contexts.tolist()
+    p = [Fraction(x) for x in world.trajectories.log_probs.exp().tolist()]
+    if estimator.baseline == "fitted":
+        return _recommended(
+            estimator,
+            world,
+            lambda rows, s: plain_weight([p[i] for i in rows], s),
+            lambda rows, s, o: plain_other([p[i] for i in rows], s, o),
+        )
+
+    def advantage(row: int, _: int) -> float:
+        members = [i for i, c in enumerate(contexts) if c == contexts[row]]
+        of_set, s = [p[i] for i in members], members.index(row)
+        baseline = sum(plain_other(of_set, s, o) * rewards[i] for o, i in enumerate(members))
+        return plain_weight(of_set, s) * (rewards[row] - baseline)
 
     return _advantages(world, advantage)
 
@@ -346,6 +522,30 @@ def _monte_carlo(estimator: MonteCarlo, world: _World, noise: Noise) -> Tensor:
     return _advantages(world, advantage)
 
 
+def _vine(estimator: Vine, world: _World, noise: Noise) -> Tensor:
+    rewards, lengths = world.mains.tolist(), world.trajectories.lengths.tolist()
+    group = {row: rows for rows in _places(world) for row in rows}
+
+    def value(row: int, step: int, copy: int) -> float:
+        """The reward of a completion of what is there up to and with the step's token."""
+        if step == lengths[row] - 1:
+            return rewards[row]
+        return world.branch(row, step, world.token(row, step), copy, False)
+
+    def advantage(row: int, step: int) -> float:
+        total = 0.0
+        for copy in range(1, estimator.completions + 1):
+            if step > 0:
+                before = [value(row, step - 1, copy)]
+            else:
+                before = [rewards[other] for other in group[row] if other != row]
+            gaps = [value(row, step, copy) - one for one in before]
+            total += sum(_zero_if_skipped(gap) for gap in gaps) / len(gaps)
+        return total / estimator.completions / estimator.samples
+
+    return _advantages(world, advantage)
+
+
 _FORMULAS: list[tuple[type, Callable[..., Tensor]]] = [
     (ARS, _ars),
     (ARM, _binary),
@@ -355,4 +555,8 @@ _FORMULAS: list[tuple[type, Callable[..., Tensor]]] = [
     (BeamExpectation, _beam),
     (SelfCritic, _self_critic),
     (MonteCarlo, _monte_carlo),
+    (Pairs, _pairs),
+    (UnorderedSet, _unordered_set),
+    (GRPO, _grpo),
+    (Vine, _vine),
 ]

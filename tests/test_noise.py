@@ -23,10 +23,12 @@ from corollout.noise import (
     COPY,
     MAIN,
     ORDER,
+    REDRAW,
     REFERENCES,
     Noise,
     bits,
     dirichlet,
+    dirichlet_given,
     exponential,
     race,
     subsets,
@@ -314,6 +316,51 @@ def test_dirichlet_coordinates_have_their_distribution():
         assert_chi_square(tenth.bincount(minlength=10), torch.full((10,), 0.1), alarm=2e-11)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_dirichlet_draws_given_the_winner_are_dirichlet_draws_that_this_winner_wins(masked: bool):
+    """Both together say what the distribution is: that of a draw of which only the winner is known."""
+    rows = 200_000
+    logits = torch.tensor([0.3, -1.0, -torch.inf if masked else 1.5, 0.0], dtype=torch.float64).expand(rows, -1)
+    winners = race(logits, keys_of(rows), zeros(rows))
+    keys = Noise(0).keys(torch.arange(rows), REDRAW)
+    pi = dirichlet_given(winners, logits, keys, zeros(rows))
+    assert torch.equal((pi.log() - logits).argmin(1), winners)
+    tenth = torch.full((10,), 0.1)
+    for i in range(4):
+        assert_chi_square(((1 - pi[:, i]) ** 3 * 10).long().bincount(minlength=10), tenth, alarm=2e-11)
+        share = pi[:, i] / (pi[:, i] + pi[:, i - 1])  # uniform
+        assert_chi_square((share * 10).long().bincount(minlength=10), tenth, alarm=2e-11)
+    # Not the winner's own draw once more.
+    before = dirichlet(keys_of(rows), zeros(rows), 4, torch.float64)
+    assert float((pi - before).abs().amax(1).min()) > 0
+
+
+def test_dirichlet_draws_given_a_winner_are_those_that_rejection_keeps():
+    """Of draws with any winner, those with this one have the same means and mean squares as draws given it."""
+    rows = 100_000
+    logits = torch.tensor([0.5, -0.3, 1.2], dtype=torch.float64).expand(rows, -1)
+    free = dirichlet(keys_of(rows), zeros(rows), 3, torch.float64)
+    winner = (free.log() - logits).argmin(1)
+    for z in range(3):
+        kept = free[winner == z]
+        drawn = dirichlet_given(torch.full_like(winner, z), logits, keys_of(rows, seed=1), zeros(rows))
+        for power in (1, 2):
+            a, b = kept**power, drawn**power
+            error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
+            assert float(((a.mean(0) - b.mean(0)) / error).abs().max()) < 6.8
+        # Without the condition it would be another one.
+        assert float((kept.mean(0) - 1 / 3).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dirichlet_draws_given_a_winner_with_logits_of_any_size(dtype: torch.dtype):
+    logits = [[1e4, 0.0, -1e4], [-1e30, -1e30, -torch.inf], [0.0, 3e38, -3e38], [-3e38, -torch.inf, 3e38]]
+    pi = dirichlet_given(torch.tensor([0, 1, 1, 2]), torch.tensor(logits, dtype=dtype), keys_of(4), zeros(4))
+    assert bool((pi > 0).all())
+    torch.testing.assert_close(pi.sum(1), torch.ones(4, dtype=dtype))
+    assert dirichlet_given(zeros(2), torch.zeros(2, 1, dtype=dtype), keys_of(2), zeros(2)).tolist() == [[1.0], [1.0]]
+
+
 def test_neighbours_are_uncorrelated():
     u = torch.stack([uniform(keys_of(2000), zeros(2000) + step, 40, torch.float64) for step in range(3)])
     assert_uncorrelated(u[:, 1:], u[:, :-1])  # neighbouring keys
@@ -323,7 +370,7 @@ def test_neighbours_are_uncorrelated():
     assert_uncorrelated(u[:, 1:, :-1], u[:, :-1, 1:])
     for other in (Noise(1).keys(torch.arange(2000), MAIN), Noise(0).fold(0).keys(torch.arange(2000), MAIN)):
         assert_uncorrelated(u[0], uniform(other, zeros(2000), 40, torch.float64))
-    for stream in (COPY, BRANCH, REFERENCES, BUDGET, ORDER):
+    for stream in (COPY, BRANCH, REFERENCES, BUDGET, ORDER, REDRAW):
         other = Noise(0).keys(torch.arange(2000), stream)
         assert_uncorrelated(u[0], uniform(other, zeros(2000), 40, torch.float64))
 

@@ -27,6 +27,7 @@ from corollout.estimators import (
     Reinforce,
     SelfCritic,
     UnorderedSet,
+    Vine,
 )
 
 LIMIT = 6.5
@@ -103,6 +104,13 @@ def bits() -> Problem:
 
 _own = {"share_noise": False}
 
+
+def _gaps() -> Tensor:
+    """As if branches of different kinds had been seen to differ."""
+    generator = torch.Generator().manual_seed(11)
+    return 50 * torch.rand(2, 64, generator=generator, dtype=torch.float64)
+
+
 CASES = [
     Case("arsm", ARS(), three_of_four),
     Case("arsm-own-noise", ARS(), three_of_four, engine=_own),
@@ -125,6 +133,10 @@ CASES = [
         7_000,
     ),
     Case("arsm-budget-two-samples", ARS(budget=3, budget_per="example", samples=2), two_of_three, 7_000),
+    Case("arsm-4-draws", ARS(draws=4), three_of_four, 10_000),
+    Case("ars-2-3-draws", ARS(references=2, draws=3, samples=2), two_of_three, 10_000),
+    Case("arsm-4-draws-masked", ARS(draws=4), masked, 16_000),
+    Case("arsm-4-draws-budget", ARS(draws=4, budget=2, budget_per="example"), two_of_three, 2_400),
     Case("arsm-bits", ARS(), bits),
     Case("arm", ARM(), bits),
     Case("arm-own-noise", ARM(), bits, engine=_own),
@@ -147,18 +159,32 @@ CASES = [
     Case("mc-3-own-noise", MonteCarlo(completions=3), three_of_four, engine=_own),
     Case("mc-2-two-samples", MonteCarlo(completions=2, samples=2), two_of_three, 20_000),
     Case("pairs", Pairs(per_step=100), three_of_four, 20_000),
-    Case("pairs-1-each", Pairs(budget=1, budget_per="example"), three_of_four, 20_000),
-    Case("pairs-per-step", Pairs(per_step=0.5), two_of_three, 24_000, group=16),
+    Case("pairs-1-each", Pairs(budget=1, budget_per="example"), two_of_three, 5_000),
+    Case("pairs-per-step", Pairs(per_step=0.5), two_of_three, 9_600, group=16),
     Case("pairs-two-samples", Pairs(samples=2, completions=2, per_step=100), two_of_three, 20_000),
     Case("pairs-masked", Pairs(per_step=100), masked, 20_000),
+    Case("pairs-learned", Pairs(budget=2, budget_per="example", gaps=_gaps()), two_of_three, 5_000),
     Case("bt-pairs", Pairs(per_step=100), words_of_five, 20_000),
-    Case("bt-pairs-1-each", Pairs(budget=1, budget_per="example"), words_of_five, 20_000),
+    Case("bt-pairs-1-each", Pairs(budget=1, budget_per="example"), words_of_five, 7_000),
     Case("set-2", UnorderedSet(size=2), three_of_four),
     Case("set-5", UnorderedSet(size=5), three_of_four, 20_000),
     Case("set-4-masked", UnorderedSet(size=4), masked, 20_000),
+    Case("set-9-everything", UnorderedSet(size=9), two_of_three, 4_000),
     Case("set-3-small-support", UnorderedSet(size=3), two_of_three, 20_000),
     Case("bt-set-2", UnorderedSet(size=2), words_of_five, 20_000),
     Case("bt-set-6", UnorderedSet(size=6), words_of_five, 20_000),
+    Case("set-3-fitted", UnorderedSet(size=3, baseline="fitted"), masked, 2_400, group=4, split=True),
+    Case("bt-set-2-fitted", UnorderedSet(size=2, baseline="fitted"), words_of_five, 2_400, group=3, split=True),
+    Case("rloo-2-shrunk", RLOO(samples=2, baseline="shrunk"), two_of_three, 2_000, group=4, split=True),
+    Case("rloo-3-fitted", RLOO(samples=3, baseline="fitted"), two_of_three, 2_000, group=4, split=True),
+    Case("rloo-2-fitted-pairs", RLOO(samples=2, baseline="fitted"), two_of_three, 2_000, group=2, split=True),
+    Case("reinforce-shrunk", Reinforce(baseline="shrunk"), two_of_three, 2_000, group=4, split=True),
+    Case("reinforce-fitted", Reinforce(baseline="fitted"), two_of_three, 2_000, group=4, split=True),
+    Case("bt-rloo-2-fitted", RLOO(samples=2, baseline="fitted"), words_of_five, 1_500, group=3, split=True),
+    Case("vine-1", Vine(completions=1), three_of_four, 20_000),
+    Case("vine-2", Vine(completions=2, samples=3), two_of_three, 20_000),
+    Case("vine-1-own-noise", Vine(completions=1), three_of_four, 20_000, engine=_own),
+    Case("bt-vine-2", Vine(completions=2), words_of_five, 20_000),
     Case("bt-arsm", BinaryTreeARSM(), words_of_five),
     Case("bt-arsm-own-noise", BinaryTreeARSM(), words_of_five, engine=_own),
     Case("bt-arsm-confident", BinaryTreeARSM(), confident_words),

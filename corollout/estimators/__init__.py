@@ -1,22 +1,27 @@
 """Gradient estimators: plans and their linear maps from rewards to gradients. Pure tensor mathematics."""
 
 from corollout.estimators.ars import ARS
+from corollout.estimators.auto import Auto
 from corollout.estimators.binary import ARM, DisARM
 from corollout.estimators.branching import Branching
 from corollout.estimators.pairs import Pairs
-from corollout.estimators.plans import ContrastPlan, Estimator, GroupPlan, Plan
+from corollout.estimators.plans import Adaptive, ContrastPlan, Estimator, GroupPlan, Plan, SetPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.registry import NAMES, make_estimator
-from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
-from corollout.estimators.sets import SetPlan, UnorderedSet
+from corollout.estimators.score import GRPO, RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.sets import UnorderedSet
 from corollout.estimators.single import estimate_gradient
 from corollout.estimators.tree import BinaryTreeARSM, BinaryTreeDisARM
+from corollout.estimators.values import Vine
 
 __all__ = [
     "ARM",
     "ARS",
+    "GRPO",
     "NAMES",
     "RLOO",
+    "Adaptive",
+    "Auto",
     "BeamExpectation",
     "BinaryTreeARSM",
     "BinaryTreeDisARM",
@@ -33,6 +38,7 @@ __all__ = [
     "SelfCritic",
     "SetPlan",
     "UnorderedSet",
+    "Vine",
     "estimate_gradient",
     "make_estimator",
     "pseudo_actions",

@@ -7,6 +7,9 @@ For one token with logits φ, π ~ Dirichlet(1_V), z = argmin (ln π − φ) and
 is unbiased for every fixed choice of references. It is linear in the rewards, Σ_a r(a) C_a, with coefficients that
 are known beforehand and add up to zero, so g = Σ_{a≠z} (r(a) − r(z)) C_a: one completion for each different action
 is enough, and none for an action whose coefficients are zero.
+
+The π that chose z is one of many that would have. Averaging C_a over further draws of π given z (Rao and Blackwell)
+keeps the expectation and takes away variance. More actions then have a coefficient: it goes with a budget.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from corollout.estimators.branching import Branching
 from corollout.estimators.coefficients import Coefficients
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import pseudo_actions
-from corollout.noise import REFERENCES, Noise, dirichlet, subsets
+from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
 from corollout.types import Trajectories
 
 # Steps are treated in groups of at most this many numbers of noise.
@@ -31,8 +34,8 @@ _CHUNK = 1 << 24
 class ARS(Branching):
     """ARS-K; with ``references=None`` all V of them: ARSM.
 
-    Unbiased with the defaults, for any ``references``, ``completions``, ``budget`` and ``samples``. Greedy main or
-    greedy pseudo trajectories, which the paper offers too, are biased.
+    Unbiased with the defaults, for any ``references``, ``draws``, ``completions``, ``budget`` and ``samples``. Greedy
+    main or greedy pseudo trajectories, which the paper offers too, are biased.
     """
 
     called = "ARS"
@@ -41,11 +44,18 @@ class ARS(Branching):
     """How many references K; None for all V."""
     shared_references: bool = False
     """One set of references for all rows of a batch at a step, as in the paper's code, instead of one for each row."""
+    draws: int = 1
+    """How many draws of π, given the tokens that were sampled, the coefficients are averaged over. 1: the π that chose
+    the token. More of them find more pseudo-actions, so that a ``budget`` should go with them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.references is not None and self.references < 1:
             raise InputError(f"ARS needs references ≥ 1, not {self.references}")
+        if self.draws < 1:
+            raise InputError(f"ARS needs draws ≥ 1, not {self.draws}")
+        if self.draws > 1 and self.main == "greedy":
+            raise InputError(f'ARS needs main to be "sample" for draws = {self.draws}: no π has chosen a greedy token')
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         if trajectories.decisions is not None:
@@ -56,24 +66,26 @@ class ARS(Branching):
 
     def _coefficients(self, trajectories: Trajectories, noise: Noise) -> Coefficients:
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
-        vocab = trajectories.logits.shape[-1]
+        numbers = trajectories.logits.shape[-1] * self.draws  # for each step
         parts = [
             self._coefficients_of(trajectories, noise, rows[chunk], steps[chunk])
-            for chunk in torch.arange(len(rows), device=rows.device).split(max(1, _CHUNK // vocab))
+            for chunk in torch.arange(len(rows), device=rows.device).split(max(1, _CHUNK // numbers))
         ]
         return Coefficients.join(parts)
 
     def _coefficients_of(
         self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
     ) -> Coefficients:
-        logits = trajectories.logits[rows, steps]
+        logits, token = trajectories.logits[rows, steps], trajectories.tokens[rows, steps]
         vocab = logits.shape[1]
-        pi = dirichlet(trajectories.keys[rows], steps, vocab, logits.dtype)
         references = self._references(trajectories, noise, rows, steps, vocab)
-        table = pseudo_actions(logits, pi, references)
-        weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
-
-        return Coefficients.of(table, weight, trajectories.tokens[rows, steps], rows, steps)
+        parts = []
+        for draw in range(self.draws):
+            pi = _pi(draw, logits, trajectories, noise, rows, steps)
+            table = pseudo_actions(logits, pi, references)
+            weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
+            parts.append(Coefficients.of(table, weight, token, rows, steps))
+        return Coefficients.mean(parts, vocab)
 
     def _references(
         self,
@@ -93,6 +105,21 @@ class ARS(Branching):
         else:
             keys = noise.keys(trajectories.examples[rows], REFERENCES, trajectories.samples[rows])
         return subsets(keys, steps, vocab, count)
+
+
+def _pi(
+    draw: int,
+    logits: Float[Tensor, "cell vocab"],
+    trajectories: Trajectories,
+    noise: Noise,
+    rows: Int64[Tensor, " cell"],
+    steps: Int64[Tensor, " cell"],
+) -> Float[Tensor, "cell vocab"]:
+    """Draw 0 is the π that chose the tokens; the others are what it might as well have been."""
+    if draw == 0:
+        return dirichlet(trajectories.keys[rows], steps, logits.shape[1], logits.dtype)
+    keys = noise.keys(trajectories.examples[rows], REDRAW, trajectories.samples[rows], draw)
+    return dirichlet_given(trajectories.tokens[rows, steps], logits, keys, steps)
 
 
 def _contrasts(

@@ -68,6 +68,21 @@ class Coefficients:
             value=torch.cat([p.value for p in parts]),
         )
 
+    @classmethod
+    def mean(cls, parts: "list[Coefficients]", vocab: int) -> "Coefficients":
+        """The mean of several linear maps from rewards: a branch has the sum of its C_a in all parts over their number.
+
+        A part that does not have a branch counts as zero there.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        every = cls.join(parts)
+        steps = int(every.step.max()) + 1 if len(every.step) else 1
+        cell = every.row * steps + every.step
+        code = (cell * vocab + every.action)[every.branch] * vocab + every.coordinate
+        cell, action, norm, branch, coordinate, value = _sums(code, every.value / len(parts), vocab)
+        return cls(cell // steps, cell % steps, action, norm, branch, coordinate, value)
+
 
 _Collected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # cell, action, norm; branch, coordinate, value
 
@@ -81,8 +96,13 @@ def _collect_torch(table: PseudoActions, weight: Tensor, token: Tensor) -> _Coll
     value = torch.cat([w, -w])
     other = action != token[cell]
     code = ((cell * vocab + action) * vocab + torch.cat([table.swap, table.swap]))[other]
+    return _sums(code, value[other], vocab)
+
+
+def _sums(code: Int64[Tensor, " term"], value: Float[Tensor, " term"], vocab: int) -> _Collected:
+    """Terms that have the same code, (cell · V + action) · V + coordinate, added up."""
     entry_code, place = code.unique(return_inverse=True)
-    total = value.new_zeros(len(entry_code)).index_add_(0, place, value[other])
+    total = value.new_zeros(len(entry_code)).index_add_(0, place, value)
     # The codes ascend, so equal ones stand together.
     branch_code, branch = torch.unique_consecutive(entry_code // vocab, return_inverse=True)
     # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V, in double precision, as the two may nearly

@@ -4,18 +4,21 @@ Sources of reward are numbered: the main trajectories first, then the branches. 
 the reward function; whatever depends on it contributes nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from corollout.estimators.baselines import Evidence, Fit, inner_products, shrunk
 from corollout.noise import Noise
 from corollout.types import Branches, Decisions, Sampler, Trajectories
 
 Rewards = Float[Tensor, " source"]
 Logits = Float[Tensor, "row step vocab"]
+
+_LEAST_DEVIATION = 1e-4  # what keeps a group of equal rewards from being divided by nothing
 
 
 @runtime_checkable
@@ -38,6 +41,26 @@ class Estimator(Protocol):
     def sampler(self) -> Sampler: ...
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> Plan: ...
+
+
+@runtime_checkable
+class Adaptive(Estimator, Protocol):
+    """An estimator that learns from estimates it has made how to make later ones with less variance.
+
+    What it has learned is fixed while it makes the next estimate; so that one is as unbiased as with nothing learned.
+    """
+
+    def learned(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Adaptive":
+        """The estimator after an estimate, of which it made the plan."""
+        ...
+
+    def memory(self) -> dict[str, Tensor]:
+        """What was learned so far, to be kept with a training's state."""
+        ...
+
+    def remembering(self, memory: dict[str, Tensor]) -> "Adaptive":
+        """The estimator with what another one of its kind had learned."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,8 @@ class GroupPlan:
 
         g[row, step] = weight_row · (r_row − Σ_i share_i r_i / Σ_i share_i) · (e_token − p),
 
-    where i runs over the row's group, without the row itself if ``leave_one_out``; an empty sum is no baseline.
+    where i runs over the row's group, without the row itself if ``leave_one_out``; an empty sum is no baseline. If
+    ``normalised``, what is left of the rewards is divided by their standard deviation in the group.
     """
 
     trajectories: Trajectories
@@ -91,6 +115,7 @@ class GroupPlan:
     share: Float[Tensor, " row"]
     weight: Float[Tensor, " row"]
     leave_one_out: bool
+    normalised: bool = False
 
     @property
     def branches(self) -> Branches:
@@ -114,7 +139,88 @@ class GroupPlan:
             total_share = torch.where(members > 1, total_share - share, 0.0)
             total_reward = total_reward - shared_reward
         baseline = torch.where(total_share > 0, total_reward / total_share, 0.0)
-        return torch.where(skipped, 0.0, rewards - baseline)
+        above = torch.where(skipped, 0.0, rewards - baseline)
+        if not self.normalised:
+            return above
+        square = empty.index_add(0, self.group, share * above**2)[self.group]
+        return above / ((square / total_share.clamp(min=1)).sqrt() + _LEAST_DEVIATION)
+
+
+@dataclass(frozen=True)
+class SetPlan:
+    """A context's sequences, each one's reward against a weighted sum m_s = Σ_{s'} other_{ss'} r_{s'} of its context's:
+
+        g[row, step] = weight_s · (r_s − m_s) · (e_token − p),
+
+    where ``baseline`` may put α + β m_s in the place of m_s, as other contexts and the ``past`` recommend. A context
+    one of whose rewards was skipped contributes nothing: all of its advantages depend on it.
+    """
+
+    trajectories: Trajectories
+    table: Int64[Tensor, "context place"]  # rows of each context's sequences; −1 for none
+    weight: Float[Tensor, "context place"]
+    other: Float[Tensor, "context place other"]
+    baseline: Literal["own", "shrunk", "fitted"] = "own"
+    past: Evidence | None = None
+
+    @property
+    def branches(self) -> Branches:
+        return Branches.none(self.table.device)
+
+    def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
+        reward, own, sound = self._compared(rewards)
+        if self.baseline == "shrunk":
+            own = shrunk(reward, own, sound)
+        advantage = self.weight * (reward - own)
+        if self.baseline == "fitted":
+            advantage = advantage - self._fit(reward, own, sound, logits).change(self.past)
+        there = (self.table >= 0) & sound[:, None]
+        of_row = torch.zeros(len(rewards), dtype=torch.float64, device=logits.device)
+        of_row[self.table[there]] = advantage[there]
+        return score_gradient(self.trajectories, of_row.to(logits.dtype), logits)
+
+    def evidence(self, rewards: Rewards, logits: Logits) -> Evidence:
+        """What these rewards say about the best baseline."""
+        return self._fit(*self._compared(rewards), logits).evidence
+
+    def _compared(self, rewards: Rewards) -> tuple[Tensor, Tensor, Bool[Tensor, " context"]]:
+        """Rewards and the sums to compare them with, and which contexts have all of theirs."""
+        reward = torch.where(self.table >= 0, rewards[self.table.clamp(min=0)].double(), 0.0)
+        sound = ~reward.isnan().any(1)
+        reward = torch.where(sound[:, None], reward, 0.0)
+        return reward, (self.other @ reward[:, :, None]).squeeze(2), sound
+
+    def _fit(self, reward: Tensor, own: Tensor, sound: Tensor, logits: Logits) -> Fit:
+        products = inner_products(self.trajectories, self.table, logits)
+        return Fit.of(self.weight, reward, own, products, sound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """What estimators have in common whose baseline may be fitted: they remember what earlier batches said of it."""
+
+    past: Evidence | None = field(default=None, repr=False, compare=False)
+
+    def learned(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Fitting":
+        if not isinstance(plan, SetPlan) or plan.baseline != "fitted":
+            return self
+        new = plan.evidence(rewards, logits)
+        return replace(self, past=new if self.past is None else self.past.then(new))
+
+    def memory(self) -> dict[str, Tensor]:
+        return {} if self.past is None else dict(vars(self.past))
+
+    def remembering(self, memory: dict[str, Tensor]) -> "Fitting":
+        return replace(self, past=Evidence(**memory) if memory else None)
+
+
+def by_context(trajectories: Trajectories, size: int) -> Int64[Tensor, "context place"]:
+    """The rows of each context; −1 where it has fewer than ``size``."""
+    contexts = trajectories.contexts
+    count = int(contexts.max()) + 1 if len(contexts) else 0
+    table = torch.full((count, size), -1, dtype=torch.int64, device=contexts.device)
+    table[contexts, trajectories.samples] = torch.arange(len(contexts), device=contexts.device)
+    return table
 
 
 def score_gradient(trajectories: Trajectories, advantage: Float[Tensor, " row"], logits: Logits) -> Logits:

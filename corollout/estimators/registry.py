@@ -6,12 +6,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from corollout.errors import InputError
 from corollout.estimators.ars import ARS
+from corollout.estimators.auto import Auto
 from corollout.estimators.binary import ARM, DisARM
 from corollout.estimators.pairs import Pairs
 from corollout.estimators.plans import Estimator
-from corollout.estimators.score import RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
+from corollout.estimators.score import GRPO, RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
 from corollout.estimators.sets import UnorderedSet
 from corollout.estimators.tree import BinaryTreeARSM, BinaryTreeDisARM
+from corollout.estimators.values import Vine
 
 # Name -> class and the option that a number behind the name, or k, sets ("" for none).
 _ESTIMATORS: dict[str, tuple[type, str]] = {
@@ -21,13 +23,16 @@ _ESTIMATORS: dict[str, tuple[type, str]] = {
     "disarm": (DisARM, ""),
     "reinforce": (Reinforce, "samples"),
     "rloo": (RLOO, "samples"),
+    "grpo": (GRPO, "samples"),
     "sc": (SelfCritic, "samples"),
     "mc": (MonteCarlo, "completions"),
+    "vine": (Vine, "completions"),
     "rl-beam": (BeamExpectation, "size"),
     "set": (UnorderedSet, "size"),
     "pairs": (Pairs, "per_step"),
     "bt-arsm": (BinaryTreeARSM, ""),
     "bt-disarm": (BinaryTreeDisARM, ""),
+    "auto": (Auto, ""),
 }
 _ALIASES = {
     "self-critic": "sc",
@@ -79,7 +84,7 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
         options[counted] = k
     elif plain == "ars":
         options.setdefault(counted, 1)
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(kind) if field.repr]  # what was learned is no option
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InputError(f"{plain} has no option {unknown[0]!r}; it has {', '.join(known)}")
@@ -95,7 +100,9 @@ def _check(name: str, option: str, value: Any, hint: Any) -> None:
     elif hint is bool:
         wanted, fits = "true or false", isinstance(value, bool)
     else:
-        wanted, fits = "a number", not isinstance(value, str | bool)
+        fractions = float in (hint, *get_args(hint))
+        wanted = "a number" if fractions else "a whole number"
+        fits = not isinstance(value, str | bool) and (fractions or not isinstance(value, float))
     if not fits:
         raise InputError(f"{name} takes {wanted} for {option}, not {value!r}")
 
@@ -108,5 +115,12 @@ def _listed(name: str, text: str) -> dict[str, Any]:
         if not (option and equals and value) or option in found:
             raise InputError(f"options of {name} are written as in {name}:budget=2000,samples=2, not {text!r}")
         words = {"true": True, "false": False}
-        found[option] = int(value) if value.isdecimal() else words.get(value.lower(), value)
+        found[option] = _number(value) if _number(value) is not None else words.get(value.lower(), value)
     return found
+
+
+def _number(text: str) -> int | float | None:
+    """A number as people write it, or None if it is none."""
+    if text.isdecimal():
+        return int(text)
+    return float(text) if re.fullmatch(r"\d*\.\d+(e-?\d+)?", text) else None

@@ -8,32 +8,35 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.plans import ContrastPlan, GroupPlan
+from corollout.estimators.baselines import Evidence
+from corollout.estimators.plans import ContrastPlan, Fitting, GroupPlan, SetPlan, by_context
 from corollout.noise import Noise
 from corollout.types import Branches, Sampler, Trajectories
 
 
 @dataclass(frozen=True)
-class Reinforce:
+class Reinforce(Fitting):
     """REINFORCE with the mean reward of the batch as the baseline (Williams 1992).
 
     ``baseline="others"`` leaves a sequence's own reward out of the mean, which makes it unbiased; "batch" is the
-    plain batch mean, which shrinks the expected gradient by 1 − 1/B; "none" has no baseline.
+    plain batch mean, which shrinks the expected gradient by 1 − 1/B; "none" has no baseline; "shrunk" and "fitted" are
+    as for RLOO.
     """
 
-    baseline: Literal["others", "batch", "none"] = "others"
+    baseline: Literal["others", "batch", "none", "shrunk", "fitted"] = "others"
     samples: int = 1
 
     def __post_init__(self) -> None:
-        if self.baseline not in ("others", "batch", "none"):
-            raise InputError(f'REINFORCE needs baseline "others", "batch" or "none", not {self.baseline!r}')
+        _one_of("REINFORCE", self.baseline, ("others", "batch", "none", "shrunk", "fitted"))
         _at_least("REINFORCE", "samples", self.samples, 1)
 
     @property
     def sampler(self) -> Sampler:
         return Sampler("sample", self.samples)
 
-    def plan(self, trajectories: Trajectories, noise: Noise) -> GroupPlan:
+    def plan(self, trajectories: Trajectories, noise: Noise) -> GroupPlan | SetPlan:
+        if self.baseline == "shrunk" or self.baseline == "fitted":
+            return _compared(trajectories, self.samples, self.baseline, self.past)
         share = torch.zeros_like(trajectories.log_probs) if self.baseline == "none" else _ones(trajectories)
         return GroupPlan(
             trajectories,
@@ -45,14 +48,46 @@ class Reinforce:
 
 
 @dataclass(frozen=True)
-class RLOO:
+class RLOO(Fitting):
     """REINFORCE leave-one-out: each of a context's sequences has the mean reward of the others as its baseline
-    (Kool, van Hoof, Welling 2019). Unbiased."""
+    (Kool, van Hoof, Welling 2019). Unbiased.
+
+    ``baseline="shrunk"`` moves that mean towards the other contexts' (James and Stein), "fitted" is the combination of
+    a constant and that mean which gives the least variance; both are chosen by other contexts only, and unbiased.
+    """
 
     samples: int = 4
+    baseline: Literal["others", "shrunk", "fitted"] = "others"
 
     def __post_init__(self) -> None:
+        _one_of("RLOO", self.baseline, ("others", "shrunk", "fitted"))
         _at_least("RLOO", "samples", self.samples, 2)
+
+    @property
+    def sampler(self) -> Sampler:
+        return Sampler("sample", self.samples)
+
+    def plan(self, trajectories: Trajectories, noise: Noise) -> GroupPlan | SetPlan:
+        if self.baseline != "others":
+            return _compared(trajectories, self.samples, self.baseline, self.past)
+        ones = _ones(trajectories)
+        return GroupPlan(
+            trajectories, group=trajectories.contexts, share=ones, weight=ones / self.samples, leave_one_out=True
+        )
+
+
+@dataclass(frozen=True)
+class GRPO:
+    """The advantages of GRPO: rewards less their context's mean, divided by its standard deviation (Shao et al. 2024).
+
+    Biased: contexts count the more, the less their rewards differ; and the mean, a sequence's own reward included,
+    shrinks all by 1 − 1/samples.
+    """
+
+    samples: int = 8
+
+    def __post_init__(self) -> None:
+        _at_least("GRPO", "samples", self.samples, 2)
 
     @property
     def sampler(self) -> Sampler:
@@ -61,7 +96,12 @@ class RLOO:
     def plan(self, trajectories: Trajectories, noise: Noise) -> GroupPlan:
         ones = _ones(trajectories)
         return GroupPlan(
-            trajectories, group=trajectories.contexts, share=ones, weight=ones / self.samples, leave_one_out=True
+            trajectories,
+            group=trajectories.contexts,
+            share=ones,
+            weight=ones / self.samples,
+            leave_one_out=False,
+            normalised=True,
         )
 
 
@@ -204,8 +244,24 @@ def _greedy_tokens(trajectories: Trajectories) -> Int64[Tensor, "row step"]:
     return torch.where(against.any(-1), made.other.gather(-1, first).squeeze(-1), trajectories.tokens)
 
 
+def _compared(
+    trajectories: Trajectories, samples: int, baseline: Literal["shrunk", "fitted"], past: Evidence | None
+) -> SetPlan:
+    """Each of a context's sequences against the mean of its others, moved as other contexts recommend."""
+    table = by_context(trajectories, samples)
+    weight = torch.full_like(table, 1 / samples, dtype=torch.float64)
+    others = (1 - torch.eye(samples, dtype=torch.float64, device=table.device)) / max(samples - 1, 1)
+    return SetPlan(trajectories, table, weight, others.expand(len(table), -1, -1), baseline, past)
+
+
 def _ones(trajectories: Trajectories) -> Tensor:
     return torch.ones_like(trajectories.log_probs)
+
+
+def _one_of(estimator: str, baseline: str, known: tuple[str, ...]) -> None:
+    if baseline not in known:
+        words = ", ".join(f'"{name}"' for name in known[:-1])
+        raise InputError(f'{estimator} needs baseline {words} or "{known[-1]}", not {baseline!r}')
 
 
 def _at_least(estimator: str, option: str, value: int, least: int) -> None:

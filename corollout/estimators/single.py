@@ -10,7 +10,7 @@ from corollout.errors import InputError, RewardError
 from corollout.estimators.binary import ARM
 from corollout.estimators.plans import Estimator
 from corollout.estimators.registry import make_estimator
-from corollout.noise import MAIN, Noise, race
+from corollout.noise import MAIN, SET, Noise, exponential, race
 from corollout.types import Trajectories, full_precision
 
 VariableReward = Callable[[Int64[Tensor, " n"], Int64[Tensor, " n"]], Tensor]
@@ -27,8 +27,8 @@ def estimate_gradient(
 
     ``reward(actions, rows)`` gives the reward of each action taken in its row. It is called once, with all the
     actions that the estimate needs. ``k`` is the estimator's number: references of ARS (None: all V, which is ARSM),
-    samples of RLOO, size of a beam. For ``arm`` and ``disarm`` there are two actions, or one column: then the logit
-    is that of action 1 against action 0.
+    samples of RLOO, size of a beam or of a set. For ``arm`` and ``disarm`` there are two actions, or one column: then
+    the logit is that of action 1 against action 0.
 
     The same seed gives the same estimate; draw many with different seeds.
     """
@@ -59,18 +59,23 @@ def _one_step(logits: Float[Tensor, "row vocab"], method: Estimator, noise: Nois
     """Main trajectories of a single step, as the rollout engine would draw them."""
     rows, vocab = logits.shape
     sampler = method.sampler
-    count = min(sampler.count, vocab) if sampler.mode == "beam" else sampler.count
+    count = min(sampler.count, vocab) if sampler.mode in ("beam", "set") else sampler.count
     contexts = torch.arange(rows, device=logits.device).repeat_interleave(count)
     samples = torch.arange(count, device=logits.device).repeat(rows)
     keys = noise.keys(contexts, MAIN, samples)
+    log_probs = logits.double().log_softmax(1)
     if sampler.mode == "beam":
         actions = logits.topk(count, 1).indices.flatten()
+    elif sampler.mode == "set":
+        every = torch.arange(rows, device=logits.device)
+        gumbels = -exponential(noise.keys(every, SET, 0), torch.zeros_like(every), vocab, torch.float64).log_()
+        actions = (log_probs + gumbels).topk(count, 1).indices.flatten()
     elif sampler.mode == "greedy":
         actions = logits.argmax(1)[contexts]
     else:
         actions = race(logits[contexts], keys, torch.zeros_like(keys))
-    log_probs = logits.log_softmax(1)[contexts, actions]
-    possible = log_probs > -torch.inf  # a beam leaves out what is masked
+    log_probs = log_probs[contexts, actions]
+    possible = log_probs > -torch.inf  # a beam or a set leaves out what is masked
     contexts, samples, keys, actions = contexts[possible], samples[possible], keys[possible], actions[possible]
     ones = torch.ones_like(contexts)
     return Trajectories(

@@ -103,13 +103,15 @@ class TreeHead(nn.Module, Head):
         count: int,
     ) -> Perturbed:
         """A node's number is the largest of the tokens below it, so its children's are drawn given their maximum."""
+        self._check(outputs)
         x = full_precision(outputs.detach())
         count = min(count, self._tree.size)
         sound = x.isfinite().all(1)
         if x.device.type != "cpu" or not bool(sound.all()):
             every, values = self.perturbed_by_levels(x, log_prob, rank, keys, steps)
             ranks, tokens = every.topk(count, 1)
-            return Perturbed(ranks, values.gather(1, tokens), tokens, sound)
+            values = values.gather(1, tokens)
+            return Perturbed(ranks, values, tokens, sound & values.isfinite().all(1))
         ranks = torch.empty(len(x), count, dtype=torch.float64)
         values, tokens = torch.empty_like(ranks), torch.empty(len(x), count, dtype=torch.int64)
         weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
@@ -123,7 +125,7 @@ class TreeHead(nn.Module, Head):
             values.numpy(),
             tokens.numpy(),
         )
-        return Perturbed(ranks, values, tokens, sound)
+        return Perturbed(ranks, values, tokens, values.isfinite().all(1))
 
     @torch.no_grad()
     def perturbed_by_levels(

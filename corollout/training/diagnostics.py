@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,11 @@ from corollout.estimators import Estimator
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.estimate import estimate
+from corollout.training.estimate import Estimate, estimate
 from corollout.types import Cost
+
+# Makes an estimate by an estimator with some noise, and its gradient as one vector.
+Draw = Callable[[Estimator | str, Noise], tuple[Estimate, Tensor]]
 
 
 class RunningVariance:
@@ -75,6 +79,29 @@ def flat_gradient(parameters: Iterable[nn.Parameter]) -> Float[Tensor, " paramet
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
+@contextmanager
+def gradient_source(engine: Engine, batch: Batch, reward: Reward | RewardFunction) -> Generator[Draw, None, None]:
+    """Inside, gradient estimates are drawn for a batch; afterwards the parameters have their own gradients back."""
+    policy = engine.policy
+    if not isinstance(policy, nn.Module):
+        raise InputError("the variance of a gradient needs a policy with parameters: an nn.Module")
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    kept = [p.grad for p in parameters]
+
+    def draw(estimator: Estimator | str, noise: Noise) -> tuple[Estimate, Tensor]:
+        for p in parameters:
+            p.grad = None
+        sample = estimate(engine, batch, reward, estimator, noise)
+        sample.backward()
+        return sample, flat_gradient(parameters)
+
+    try:
+        yield draw
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
+
+
 def probe_variance(
     engine: Engine,
     batch: Batch,
@@ -90,22 +117,14 @@ def probe_variance(
     """
     if count < 2:
         raise InputError(f"a variance needs at least 2 estimates, not {count}")
-    policy = engine.policy
-    if not isinstance(policy, nn.Module):
-        raise InputError("the variance of a gradient needs a policy with parameters: an nn.Module")
-    parameters = [p for p in policy.parameters() if p.requires_grad]
-    kept = [p.grad for p in parameters]
     mean = squares = torch.zeros(())
     norms: list[float] = []
     distances: list[float] = []  # squared distance to the running mean: for the error of the variance
     cost, total_reward, start = Cost(), 0.0, time.perf_counter()
-    try:
+    with gradient_source(engine, batch, reward) as draw:
         for i in range(count):
-            for p in parameters:
-                p.grad = None
-            sample = estimate(engine, batch, reward, estimator, noise.fold(i))
-            sample.backward()
-            g = flat_gradient(parameters).double()
+            sample, gradient = draw(estimator, noise.fold(i))
+            g = gradient.double()
             # Welford's algorithm: no difference of large numbers.
             norms.append(float((g**2).sum()))
             delta = g - mean
@@ -115,9 +134,6 @@ def probe_variance(
             cost, total_reward = cost + sample.cost, total_reward + sample.mean_reward
             if on_estimate is not None:
                 on_estimate()
-    finally:
-        for p, grad in zip(parameters, kept, strict=True):
-            p.grad = grad
     seconds = (time.perf_counter() - start) / count
     variance = float(squares.sum()) / (count - 1)
     spread = torch.tensor(distances[1:]).std().item() if count > 2 else math.nan

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from corollout.data import Batch
 from corollout.errors import InputError, PolicyError
-from corollout.estimators import Estimator, Plan, make_estimator
+from corollout.estimators import Adaptive, Estimator, Plan, make_estimator
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode, select
 from corollout.policies.heads import Head
@@ -37,6 +37,12 @@ class Estimate:
         start = time.perf_counter()
         self.logits.backward(gradient=(-self.gradient / max(self.contexts, 1)).to(self.logits.dtype))
         self.seconds["backward"] = time.perf_counter() - start
+
+    def taught(self, estimator: Estimator) -> Estimator:
+        """The estimator that made this estimate, with what it learns from it."""
+        if not isinstance(estimator, Adaptive):
+            return estimator
+        return estimator.learned(self.plan, self.rewards, full_precision(self.logits.detach()))
 
     @property
     def mean_reward(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from corollout.errors import InputError, Interrupted
 from corollout.training.checkpoints import State, join_states, split_state, write_weights
-from corollout.training.learner import Learner
+from corollout.training.learner import Learner, News
 from corollout.training.runs import Run
 
 Unit = Literal["updates", "epochs", "tokens", "seconds"]
@@ -51,6 +51,7 @@ def fit(
     *,
     on_update: Callable[[Any], None] = lambda metrics: None,
     on_evaluation: Callable[[dict[str, Any]], None] = lambda numbers: None,
+    on_news: Callable[[News], None] = lambda item: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
@@ -70,6 +71,10 @@ def fit(
         while getattr(learner, schedule.unit) < schedule.total and not progress.stopped:
             metrics = learner.next()
             run.log("update", asdict(metrics))
+            for item in learner.news:
+                run.log(item.kind, item.record)
+                on_news(item)
+            learner.news.clear()
             on_update(metrics)
             reached = getattr(learner, schedule.unit)
             if reached >= min(progress.next_evaluation, schedule.total):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -18,7 +19,15 @@ Clock = Literal["wall", "cpu"]
 Record = TypeVar("Record")
 
 # What the seed's noise is used for.
-ORDER, ROLLOUTS, LESSONS = range(3)
+ORDER, ROLLOUTS, LESSONS, PROBES = range(4)
+
+
+@dataclass(frozen=True)
+class News:
+    """Something besides updates that happened in a training: a record of its own kind for the run."""
+
+    kind: str
+    record: dict[str, Any]
 
 
 class Learner(Generic[Record]):
@@ -55,6 +64,7 @@ class Learner(Generic[Record]):
         self.batch_size, self.clip, self.device = batch_size, clip, device
         self.noise = Noise(seed)
         self.updates, self.epochs, self.tokens, self.seconds = 0, 0, 0, 0.0
+        self.news: list[News] = []  # since whoever reads them last emptied the list
         self._in_epoch = 0  # updates made in the present epoch
         self._stream: Iterator[Batch] | None = None
         self._now: Callable[[], float] = time.perf_counter if clock == "wall" else time.process_time

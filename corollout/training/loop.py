@@ -1,20 +1,27 @@
 """Fine-tuning on a reward. A small loop: everything that matters is in the estimator, the engine and the reward."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, count, islice
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from corollout.data import Batch, Columns
-from corollout.estimators import Estimator
+from corollout.estimators import Adaptive, Auto, Estimator, make_estimator
+from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.checkpoints import State
+from corollout.training.choice import LEARNING, choose, glance
 from corollout.training.diagnostics import RunningVariance, flat_gradient
 from corollout.training.estimate import Estimate, as_estimator, as_reward, estimate
-from corollout.training.learner import ROLLOUTS, Clock, Learner
+from corollout.training.learner import PROBES, ROLLOUTS, Clock, Learner, News
 from corollout.types import Cost
+
+PROBED = 6  # estimates of each estimator in a light probe
+_LEARNED = "estimator/"  # what the names of an estimator's memory begin with in a state
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,10 @@ class Trainer(Learner[Metrics]):
 
     Gradients are clipped to ``clip`` in norm, in the same way for every estimator, and measured before. An example's
     noise depends on the seed, its id and the epoch. ``reward`` may be a plain function and ``estimator`` a name.
+
+    With ``probe_every`` there is a light probe after every so many updates: variance and cost of the estimator in use
+    and of those named in ``probes``, on a few batches. It costs what some more updates cost, and is not
+    counted in ``seconds``, ``tokens`` or calls. What the estimator "auto" spends on its choices is.
     """
 
     def __init__(
@@ -56,6 +67,8 @@ class Trainer(Learner[Metrics]):
         variance_decay: float = 0.9,
         device: torch.device | str = "cpu",
         clock: Clock = "wall",
+        probe_every: int = 0,
+        probes: Sequence[str] = (),
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, clip=clip, seed=seed, device=device, clock=clock
@@ -63,8 +76,12 @@ class Trainer(Learner[Metrics]):
         self.reward, self.estimator = as_reward(reward), as_estimator(estimator)
         self.variance = RunningVariance(variance_decay)
         self.cost = Cost()
+        self.probe_every = probe_every
+        self.probes = {name: make_estimator(name) for name in probes}
 
     def learn(self, batch: Batch) -> tuple[Estimate, int, Float[Tensor, " parameter"]]:
+        if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
+            self._choose(self.estimator)
         sample = estimate(
             self.engine,
             batch,
@@ -74,10 +91,37 @@ class Trainer(Learner[Metrics]):
             check_score=self.updates == 0,
         )
         sample.backward()
+        self.estimator = sample.taught(self.estimator)
         return sample, self.epochs, flat_gradient(self._parameters)
+
+    def _choose(self, auto: Auto) -> None:
+        """Let the estimator be the best of its candidates, and say so."""
+        self.estimator, choice, cost = choose(
+            auto, self.engine, self._looked_at(auto.estimates), self.reward, self._probe_noise, self.updates, self._now
+        )
+        self.cost += cost
+        self.news.append(News("choice", {**asdict(choice), "reason": choice.reason}))
+
+    def _probe(self) -> None:
+        """Look at the estimator in use beside some others."""
+        estimators = {"in use": self.estimator, **self.probes}
+        batches = self._looked_at(PROBED)
+        seen, _, _ = glance(self.engine, batches, self.reward, estimators, self._probe_noise, self._now)
+        self.news.append(News("probe", {"update": self.updates, "seen": [asdict(each) for each in seen]}))
+
+    @property
+    def _probe_noise(self) -> Noise:
+        return self.noise.fold(PROBES, self.updates)
+
+    def _looked_at(self, estimates: int) -> Iterator[Batch]:
+        """Batches for a probe: other ones than training has at the moment, if there are any."""
+        rounds = (self.data.epoch(self.batch_size, self._probe_noise.fold(i), self.device) for i in count())
+        return islice(chain.from_iterable(rounds), LEARNING + estimates)
 
     def record(self, outcome: tuple[Estimate, int, Float[Tensor, " parameter"]], norm: float) -> Metrics:
         sample, epoch, gradient = outcome
+        if self.probe_every and self.updates % self.probe_every == 0:
+            self._probe()
         variance = self.variance.add(gradient)
         self.cost += sample.cost
         self.tokens = self.cost.tokens
@@ -99,6 +143,8 @@ class Trainer(Learner[Metrics]):
     def own_state(self) -> State:
         moments = {"mean": self.variance.mean, "square": self.variance.square}
         tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
+        if isinstance(self.estimator, Adaptive):
+            tensors |= {_LEARNED + name: tensor.clone() for name, tensor in self.estimator.memory().items()}
         return State(tensors, {"cost": vars(self.cost), "count": self.variance.count})
 
     def restore_own(self, state: State) -> None:
@@ -108,6 +154,11 @@ class Trainer(Learner[Metrics]):
             moment if moment is None else moment.to(self.device, copy=True)
             for moment in (state.tensors.get("mean"), state.tensors.get("square"))
         )
+        if isinstance(self.estimator, Adaptive):
+            learned = {name: tensor for name, tensor in state.tensors.items() if name.startswith(_LEARNED)}
+            self.estimator = self.estimator.remembering(
+                {name.removeprefix(_LEARNED): tensor.to(self.device, copy=True) for name, tensor in learned.items()}
+            )
 
 
 def rollouts_by_step(sample: Estimate) -> list[float]:

@@ -34,7 +34,9 @@ class PretrainSettings:
 class FinetuneSettings:
     """Fine-tuning on a reward."""
 
-    estimator: str = option("arsm", "Gradient estimator: arsm, ars-5, reinforce, rloo-8, sc, mc-0, mc-2, rl_beam, ….")
+    estimator: str = option(
+        "arsm", "Gradient estimator: auto, arsm, ars-5, rloo-8, set-8, reinforce, sc, mc-2, rl_beam, …."
+    )
     learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9)
     batch_size: int = option(16, "Contexts in an update.", least=1)
     unit: Unit = option("updates", "What budget and evaluate-every count.")
@@ -46,6 +48,8 @@ class FinetuneSettings:
     train_tasks: int = option(1_000, "Training examples on which evaluations look, too.", least=1)
     variance_decay: float = option(0.9, "Decay of the running gradient variance.", least=0)
     clock: Clock = option("wall", "What a second is: on the wall, or of this process's processor time.")
+    probe_every: int = option(0, "Updates between light probes of variance and cost; 0 for none.", least=0)
+    probes: str = option("rloo-8", "Estimators to probe beside the one in use, with semicolons between them.")
 
 
 @dataclass(frozen=True)

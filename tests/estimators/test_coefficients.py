@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from coefficient_reference import CASES, make_case, plain_sums, sums_agree
+from coefficient_reference import CASES, make_case, means_agree, plain_sums, sums_agree
 
 from corollout.estimators import coefficients
 
@@ -21,6 +21,18 @@ def test_the_compiled_loop_is_its_plain_python(vocab, count, scale):
     keys = [found[3] * vocab + found[4] for found in (compiled, plain)]
     for part in (3, 4, 5):
         torch.testing.assert_close(compiled[part][keys[0].argsort()], plain[part][keys[1].argsort()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mean_is_that_of_all_values(dtype):
+    assert means_agree(dtype)
+
+
+def test_the_mean_of_one_is_itself():
+    table, weight, token = make_case(5, 5, 1.0, torch.float32)
+    cells = torch.arange(len(token))
+    only = coefficients.Coefficients.of(table, weight, token, cells, torch.zeros_like(cells))
+    assert coefficients.Coefficients.mean([only], 5) is only
 
 
 def test_a_large_vocabulary_of_both_ways():

@@ -1,16 +1,19 @@
 """The expectation of every estimator, against the exact gradient by enumeration."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from enumeration import Problem
+from torch import Tensor
 from tree_problems import confident_words, words_of_five
-from unbiased_cases import CASES, LIMIT, MOST_COMPARISONS, Case, bits, three_of_four, two_of_three
+from unbiased_cases import BY_NAME, CASES, LIMIT, MOST_COMPARISONS, Case, bits, three_of_four, two_of_three
 
 from corollout.estimators import (
     ARM,
     ARS,
+    GRPO,
     BeamExpectation,
     BinaryTreeARSM,
     BinaryTreeDisARM,
@@ -18,6 +21,7 @@ from corollout.estimators import (
     Estimator,
     Reinforce,
 )
+from corollout.estimators.baselines import Evidence, Fit
 
 
 def test_the_false_alarm_rate_is_as_stated():
@@ -59,6 +63,7 @@ def test_unbiased(case: Case):
         Case("greedy-both", ARS(main="greedy", pseudo="greedy"), three_of_four),
         Case("batch-mean-with-itself", Reinforce(baseline="batch"), two_of_three, 40_000, group=2, split=True),
         Case("beam", BeamExpectation(size=8), three_of_four, 4),
+        Case("normalised", GRPO(samples=4), three_of_four),
         Case("greedy-main-of-a-tree", BinaryTreeARSM(main="greedy"), words_of_five),
         Case("greedy-pseudo-of-a-tree", BinaryTreeDisARM(pseudo="greedy"), words_of_five),
     ],
@@ -66,6 +71,20 @@ def test_unbiased(case: Case):
 )
 def test_biased_as_documented(case: Case):
     assert case.deviations().max() > 2 * LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rloo-3-fitted", "reinforce-fitted"])
+def test_a_fit_that_listens_to_the_context_itself_is_biased(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Few estimates are enough to notice it."""
+    of_others = Fit.change
+
+    def of_all(fit: Fit, past: Evidence | None) -> Tensor:
+        silent = {name: torch.zeros_like(part) for name, part in vars(fit).items() if name != "variates"}
+        return of_others(replace(fit, **silent), fit.evidence)
+
+    monkeypatch.setattr(Fit, "change", of_all)
+    assert BY_NAME[name].deviations().max() > LIMIT
 
 
 def test_batch_mean_shrinks_the_gradient_by_one_over_batch():

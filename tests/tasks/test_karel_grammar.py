@@ -272,7 +272,9 @@ def total(sequences: list[list[int]]) -> list[float]:
     return [float(sum(sequence)) for sequence in sequences]
 
 
-@pytest.mark.parametrize("estimator", ["arsm", "ars-5", "mc-2", "rloo-4", "sc", "rl-beam-4"])
+@pytest.mark.parametrize(
+    "estimator", ["arsm", "ars-5", "mc-2", "rloo-4", "sc", "rl-beam-4", "set-4", "vine-1", "pairs"]
+)
 def test_every_estimator_works(columns: Columns, estimator: str):
     engine = make(11)
     done = estimate(engine, columns.batch(range(4)), total, estimator, Noise(1), check_score=True)

@@ -319,7 +319,22 @@ def test_the_pair_s_share_of_the_gates_is_computed_when_it_is_encoded(columns: C
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("estimator", ["arsm", "ars-5", "mc-2", "mc-0", "rloo-4", "sc", "reinforce", "rl-beam-4"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        "arsm",
+        "ars-5",
+        "mc-2",
+        "mc-0",
+        "rloo-4",
+        "sc",
+        "reinforce",
+        "rl-beam-4",
+        "set-4",
+        "rloo-3:baseline=fitted",
+        "pairs",
+    ],
+)
 def test_every_estimator_works(columns: Columns, estimator: str, dtype: torch.dtype):
     engine = Engine(small(dtype=dtype), bos=START, eos=END, max_length=6)
     done = estimate(engine, columns.batch(range(4)), variety, estimator, Noise(1), check_score=True)

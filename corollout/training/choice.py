@@ -1,0 +1,129 @@
+"""Light probes along training: what an estimator's variance and cost are now, and which of some is best."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from corollout.data import Batch
+from corollout.estimators import Auto, Estimator
+from corollout.noise import Noise
+from corollout.rewards import Reward
+from corollout.rollouts import Engine
+from corollout.training.diagnostics import gradient_source
+from corollout.types import Cost
+
+LEARNING = 1  # batches of which an estimator only learns, before those that count
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A few estimates by one estimator: the variance of their gradients, and what one of them costs."""
+
+    estimator: str
+    estimates: int
+    variance: float
+    tokens: float
+    reward_calls: float
+    seconds: float
+
+    @property
+    def product(self) -> float:
+        """Variance × seconds: what a step of a given precision takes."""
+        return self.variance * self.seconds
+
+
+def glance(
+    engine: Engine,
+    batches: Iterable[Batch],
+    reward: Reward,
+    estimators: Mapping[str, Estimator],
+    noise: Noise,
+    now: Callable[[], float],
+) -> tuple[list[Glance], dict[str, Estimator], Cost]:
+    """One estimate by each estimator on each batch; return what was seen of them, the estimators with what they
+    learned, and the cost.
+
+    Batches are different ones, as in training: their choice is a part of the variance, which no number of sequences
+    for each context makes smaller. Estimators take turns, so that whatever else the machine does hits all of them
+    alike. The first batches only teach.
+    """
+    taught = dict(estimators)
+    sums = {name: _Sums() for name in estimators}
+    spent = Cost()
+    for turn, batch in enumerate(batches):
+        with gradient_source(engine, batch, reward) as draw:
+            for name, estimator in taught.items():
+                start = now()
+                sample, gradient = draw(estimator, noise.fold(turn))
+                if turn >= LEARNING:
+                    sums[name].add(gradient.double(), sample.cost, now() - start)
+                taught[name] = sample.taught(estimator)
+                spent += sample.cost
+    return [total.glance(name) for name, total in sums.items()], taught, spent
+
+
+class _Sums:
+    """Running sums over the estimates of one estimator."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds, self.cost = 0, 0.0, Cost()
+        self.squares = 0.0
+
+    def add(self, gradient: Float[Tensor, " parameter"], cost: Cost, seconds: float) -> None:
+        """Welford's algorithm: no difference of large numbers."""
+        self.count += 1
+        if self.count == 1:
+            self.mean = gradient
+        else:
+            delta = gradient - self.mean
+            self.mean = self.mean + delta / self.count
+            self.squares += float((delta * (gradient - self.mean)).sum())
+        self.cost += cost
+        self.seconds += seconds
+
+    def glance(self, name: str) -> Glance:
+        n = self.count
+        return Glance(
+            name, n, self.squares / (n - 1), self.cost.tokens / n, self.cost.reward_calls / n, self.seconds / n
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which candidate was picked after some updates, and what was seen of each."""
+
+    update: int
+    picked: str
+    seen: list[Glance]
+
+    @property
+    def reason(self) -> str:
+        """The choice in a sentence."""
+        best = next(seen for seen in self.seen if seen.estimator == self.picked)
+        others = sorted((seen for seen in self.seen if seen is not best), key=lambda seen: seen.product)
+        if not others:
+            return f"auto takes {self.picked}, the only candidate"
+        if not others[0].product > 0:
+            return f"auto takes {self.picked}: estimates do not vary, so there is nothing to choose by"
+        return (
+            f"auto takes {self.picked}: its variance × seconds is {best.product / others[0].product:.2f} of that of "
+            f"{others[0].estimator}, the next best of {len(self.seen)}, over {best.estimates} estimates each"
+        )
+
+
+def choose(
+    auto: Auto,
+    engine: Engine,
+    batches: Iterable[Batch],
+    reward: Reward,
+    noise: Noise,
+    updates: int,
+    now: Callable[[], float],
+) -> tuple[Auto, Choice, Cost]:
+    """Probe all candidates and take the one with the least variance × seconds."""
+    seen, taught, cost = glance(engine, batches, reward, auto.candidates, noise, now)
+    # With nothing to choose by, what was in use stays in use.
+    best = min(seen, key=lambda each: (each.product, each.estimator != auto.name))
+    return replace(auto, candidates=taught, chosen=best.estimator), Choice(updates, best.estimator, seen), cost
