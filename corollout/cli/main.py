@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 import corollout
+from corollout.cli.cold_start import coldstart
 from corollout.cli.compare import compare
 from corollout.cli.data import app as data
 from corollout.cli.demo import demo
@@ -14,6 +15,7 @@ from corollout.cli.export import export
 from corollout.cli.generate import generate
 from corollout.cli.inspect import inspect
 from corollout.cli.karel import app as karel
+from corollout.cli.lab import lab
 from corollout.cli.reproduce import app as reproduce
 from corollout.cli.score import score
 from corollout.cli.training import evaluate, finetune, pretrain
@@ -34,10 +36,12 @@ cli.command()(compare)
 cli.command()(generate)
 cli.command()(export)
 cli.command()(inspect)
+cli.command()(lab)
 cli.command()(score)
 cli.add_typer(karel, name="karel")
 cli.add_typer(data, name="data")
 cli.add_typer(tree, name="tree")
+reproduce.command()(coldstart)
 cli.add_typer(reproduce, name="reproduce")
 
 

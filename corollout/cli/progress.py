@@ -1,15 +1,18 @@
 """Progress on the terminal while a run goes on."""
 
-from collections.abc import Generator
+import math
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
 from corollout.experiments.jobs import Hooks
+from corollout.experiments.table import Cell
 from corollout.tasks.registry import KINDS
+from corollout.training.learner import News
 
 
 def progress_bars(console: Console) -> Progress:
@@ -57,5 +60,61 @@ def following(console: Console, name: str, unit: str, total: float | int) -> Gen
             last.update(numbers, epochs_done=numbers["epochs"])
             bars.update(task, note=note(last))
 
-        yield Hooks(on_update, on_evaluation, lambda text: console.print(f"warning: {text}", markup=False))
+        def on_news(item: News) -> None:
+            if item.kind == "choice":
+                console.print(f"after {item.record['update']} updates: {item.record['reason']}", markup=False)
+
+        yield Hooks(on_update, on_evaluation, on_news, lambda text: console.print(f"warning: {text}", markup=False))
         bars.update(task, completed=total)
+
+
+class Board:
+    """A bar for the whole experiment, with the time that is left, and one for each part under way."""
+
+    def __init__(self, bars: Progress, parts: int, weight: float):
+        self._bars, self._parts, self._weight = bars, parts, weight
+        self._shares: dict[str, float] = {}  # what each part contributes to the weight
+        self._done: set[str] = set()
+        self._rows: dict[str, TaskID] = {}
+        self._records: dict[str, dict[str, Any]] = {}
+        self._whole: TaskID | None = None
+
+    def skip(self, weights: Mapping[str, float]) -> None:
+        """Parts that were done before: they do not count as work of now."""
+        for name, weight in weights.items():
+            self._shares[name] = weight
+            self._done.add(name)
+        if self._whole is not None:  # the speed is measured anew
+            self._bars.remove_task(self._whole)
+            self._whole = None
+        self._show()
+
+    def on_cell(self, cell: Cell, progress: float, record: dict[str, Any]) -> None:
+        known = self._records.setdefault(cell.name, {})
+        known.update(record)
+        fraction = progress / cell.total
+        # A run that has used its budget is still to be evaluated: it is done when its result is there.
+        self.tell(cell.name, 1.0 if cell.done else min(fraction, 0.999), note(known))
+
+    def tell(self, name: str, fraction: float, words: str, weight: float = 1.0) -> None:
+        """How far a part is; a fraction of 1 ends it."""
+        if name in self._done:
+            return
+        self._shares[name] = weight * fraction
+        if fraction < 1:
+            if name not in self._rows:
+                self._rows[name] = self._bars.add_task(f"  {name}", total=1.0, note="")
+            self._bars.update(self._rows[name], completed=fraction, note=words)
+        else:
+            self._done.add(name)
+            if name in self._rows:
+                self._bars.remove_task(self._rows.pop(name))
+            self._bars.console.print(f"{name}: {words or 'done'}", markup=False)
+        self._show()
+
+    def _show(self) -> None:
+        done = math.fsum(self._shares.values())
+        words = f"{len(self._done)} of {self._parts} parts"
+        if self._whole is None:
+            self._whole = self._bars.add_task("all", total=self._weight, completed=done, note=words)  # pyright: ignore[reportArgumentType]
+        self._bars.update(self._whole, completed=done, note=words)

@@ -15,7 +15,8 @@ def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, heading in enumerate(header):
-        table.add_column(heading.replace(" ", "\n", 1), justify="right" if number else "left", no_wrap=number > 0)
+        justify, cut = ("right", "ellipsis") if number else ("left", "fold")
+        table.add_column(heading.replace(" ", "\n", 1), justify=justify, no_wrap=number > 0, overflow=cut)
     for row in rows:
         table.add_row(*row)
     return table

@@ -4,13 +4,14 @@ A run's ``config.toml`` is all that a job needs to be done again, or to go on: t
 training, and for fine-tuning the weights to start from, which are copied into the run.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from corollout.config import from_table, to_table
 from corollout.errors import InputError
@@ -19,9 +20,9 @@ from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.tasks.registry import open_task
 from corollout.tasks.task import Evaluation, Task
-from corollout.training.checkpoints import read_weights, write_weights
+from corollout.training.checkpoints import TENSORS, read_weights, write_weights
 from corollout.training.fit import Schedule, fit
-from corollout.training.learner import load_policy
+from corollout.training.learner import News, load_policy
 from corollout.training.loop import Trainer
 from corollout.training.mle import Decay, Sampling, TeacherForcing
 from corollout.training.runs import Run, refuse_a_run
@@ -41,6 +42,7 @@ class Hooks:
 
     on_update: Callable[[Any], None] = _ignore
     on_evaluation: Callable[[dict[str, Any]], None] = _ignore
+    on_news: Callable[[News], None] = _ignore
     warn: Callable[[str], None] = _ignore
 
 
@@ -113,7 +115,8 @@ def new_finetuning(
         "machine": to_table(machine),
     }
     # What is wrong is said before anything is made.
-    _check_head(settings.estimator, config["model"].get("head", "softmax"))
+    for estimator in (settings.estimator, *_listed(settings.probes)):
+        _check_head(estimator, config["model"].get("head", "softmax"))
     open_task(config).reward(settings.reward)
     _make(directory)
     write_weights(directory / START, weights, meta)  # first: what has a config.toml is complete
@@ -127,6 +130,11 @@ def _check_head(estimator: str, head: str) -> None:
         raise InputError(f"{estimator} is for a softmax, but the run's head is a tree: choose bt-arsm or bt-disarm")
     if head != "tree" and isinstance(made, BinaryTreeARSM):
         raise InputError(f"{estimator} is for a tree, but the run's head is a softmax: choose arsm or ars-K")
+
+
+def _listed(estimators: str) -> list[str]:
+    """Names with semicolons between them: their options have commas."""
+    return [name.strip() for name in estimators.split(";") if name.strip()]
 
 
 def resume(directory: Path, hooks: Hooks | None = None) -> dict[str, Any]:
@@ -184,6 +192,8 @@ def _finetune(run: Run, machine: MachineSettings, hooks: Hooks) -> dict[str, Any
         variance_decay=settings.variance_decay,
         device=machine.device,
         clock=settings.clock,
+        probe_every=settings.probe_every,
+        probes=_listed(settings.probes),
     )
     looked_at = task.train.first(settings.train_tasks)
 
@@ -206,6 +216,7 @@ def _fit(
         task.measure.key,
         on_update=hooks.on_update,
         on_evaluation=hooks.on_evaluation,
+        on_news=hooks.on_news,
         warn=hooks.warn,
     )
 
@@ -223,24 +234,65 @@ class Opened(NamedTuple):
     update: int | None
 
 
-def open_weights(run: Run, weights: str) -> Opened:
-    """The same of a run that is open already."""
-    torch.set_num_threads(run.config["machine"]["threads"])
-    task = open_task(run.config)
+def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = None) -> Opened:
+    """The same of a run that is open already; ``machine`` has settings that are to be others than the run's."""
+    config = {**run.config, "machine": {**run.config["machine"], **(machine or {})}}
+    torch.set_num_threads(config["machine"]["threads"])
+    task = open_task(config)
     engine = task.engine()
+    return Opened(task, engine, load_weights(run, weights, engine))
+
+
+def load_weights(run: Run, weights: str, engine: Engine) -> int | None:
+    """Put weights into a run's model; say after which update they were taken, if that is known.
+
+    They are ``best``, ``last``, ``start`` (from which a fine-tuning began), the name of one of the run's checkpoints, a
+    file, or the directory of another run with the same model, of which the best are taken.
+    """
     if weights == "last":
         found = run.load(_ignore)
         if found is None:
             raise InputError(f"{run.directory} has no checkpoint yet")
-        prefix = "learner/policy/"
-        tensors = {k.removeprefix(prefix): v for k, v in found[1].tensors.items() if k.startswith(prefix)}
-        where, update = str(run.checkpoints), found[0]
+        tensors, where, update = _policy_part(found[1].tensors), run.checkpoints, found[0]
+    elif re.fullmatch(r"step-\d+", weights):
+        where = _checkpoint(run, weights)
+        tensors, update = _policy_part(read_weights(where)[0]), int(weights.removeprefix("step-"))
     else:
-        path = run.best if weights == "best" else Path(weights)
-        tensors, meta = read_weights(path, task.device)
-        where, update = str(path), int(meta["update"]) if "update" in meta else None
-    load_policy(module(engine), tensors, where)
-    return Opened(task, engine, update)
+        where = _weights_file(run, weights)
+        tensors, meta = read_weights(where)
+        update = int(meta["update"]) if "update" in meta else None
+    load_policy(module(engine), tensors, str(where))
+    return update
+
+
+def _policy_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The policy's weights among the tensors of a checkpoint."""
+    prefix = "learner/policy/"
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _checkpoint(run: Run, name: str) -> Path:
+    path = run.checkpoints / name / TENSORS
+    if not path.exists():
+        there = sorted(other.name for other in run.checkpoints.glob("step-*")) or ["none"]
+        raise InputError(f"{run.directory} has no checkpoint {name}; it has {', '.join(there)}")
+    return path
+
+
+def _weights_file(run: Run, weights: str) -> Path:
+    if weights == "best":
+        return run.best
+    if weights == "start":
+        if not (run.directory / START).exists():
+            raise InputError(f"{run.directory} has no {START}: only a fine-tuning has weights that it started from")
+        return run.directory / START
+    path = Path(weights)
+    if not path.exists() and path.suffix != ".safetensors":
+        raise InputError(
+            f"there are no weights {weights!r}: say best, last, start, the name of a checkpoint as in step-00001000, a "
+            f"safetensors file, or another run's directory"
+        )
+    return Run.open(path).best if path.is_dir() else path
 
 
 def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> tuple[Task, Evaluation]:

@@ -101,7 +101,7 @@ def read_curves(group: Group, x: Axis) -> Curves:
     for panel in dict.fromkeys((*tuning, *teaching)):
         series = [_series(run, panel, x) for run in records]
         if series and all(len(places) for places, _ in series):
-            bands[panel.key] = _update_band(series, panel) if panel.kind == "update" else _evaluation_band(series)
+            bands[panel.key] = _update_band(series, panel) if panel.kind == "update" else evaluation_band(series)
         first = [r[panel.key] for run in records for r in run if _is_start(r) and r.get(panel.key) is not None]
         if first:
             start[panel.key] = float(np.mean(first))
@@ -138,7 +138,7 @@ def _update_band(series: list[tuple[np.ndarray, np.ndarray]], panel: Panel) -> B
     return _band(grid, np.log10(smooth) if panel.scale == "log" else smooth)
 
 
-def _evaluation_band(series: list[tuple[np.ndarray, np.ndarray]]) -> Band:
+def evaluation_band(series: list[tuple[np.ndarray, np.ndarray]]) -> Band:
     """Few values, at the same points of the schedule for each seed: a curve goes through all of them."""
     if len({len(places) for places, _ in series}) == 1 and len(series[0][0]) <= _MOST_EVALUATIONS:
         places, values = (np.stack(part) for part in zip(*series, strict=True))
@@ -175,9 +175,9 @@ def training_figure(groups: Sequence[Group], x: Axis = "seconds") -> Figure:
     return draw_curves([read_curves(group, x) for group in groups], x)
 
 
-def draw_curves(curves: Sequence[Curves], x: Axis) -> Figure:
-    """All panels in one figure, under one legend."""
-    panels = panels_of(curves)
+def draw_curves(curves: Sequence[Curves], x: Axis, panels: Sequence[Panel] | None = None) -> Figure:
+    """All panels, the task's if none are named, in one figure under one legend."""
+    panels = panels_of(curves) if panels is None else panels
     rows = (len(panels) + 1) // 2
     columns = min(2, len(panels))
     with matplotlib.rc_context(rc=STYLE):
@@ -189,16 +189,24 @@ def draw_curves(curves: Sequence[Curves], x: Axis) -> Figure:
             _draw_panel(grid.flat[place], panel, curves, x, below=place >= len(panels) - columns)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
-        handles, labels = grid.flat[len(panels) - 1].get_legend_handles_labels()
-        in_a_row = -(-len(labels) // -(-len(labels) // 6))
-        figure.legend(handles, labels, loc="outside upper center", ncols=in_a_row, handlelength=2.2, columnspacing=1.6)
+        labelled = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
+        handles = {label: handle for pairs in labelled for handle, label in pairs}
+        in_a_row = -(-len(handles) // -(-len(handles) // (3 * columns)))
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside upper center",
+            ncols=in_a_row,
+            handlelength=2.2,
+            columnspacing=1.6,
+        )
     return figure
 
 
-def draw_panels(curves: Sequence[Curves], x: Axis) -> list[Figure]:
+def draw_panels(curves: Sequence[Curves], x: Axis, panels: Sequence[Panel] | None = None) -> list[Figure]:
     """Each panel as a figure of its own, without a legend: for pages, where they stand beside or below each other."""
     figures = []
-    for panel in panels_of(curves):
+    for panel in panels_of(curves) if panels is None else panels:
         with matplotlib.rc_context(rc=STYLE):
             figure = Figure(figsize=(4.6, 2.9), layout="constrained")
             _draw_panel(figure.subplots(), panel, curves, x, below=True)

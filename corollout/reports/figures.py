@@ -9,9 +9,9 @@ import matplotlib
 matplotlib.use("Agg")  # files only, no window
 from matplotlib.figure import Figure
 
-# Colour-blind safe (Okabe, Ito; the last one Tol), one for each series in order.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "<", "p", ">")
+# Colour-blind safe (Okabe, Ito; the last two Tol), one for each series in order.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
+MARKERS = ("o", "s", "^", "D", "v", "<", "p", ">", "h")
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from corollout.errors import InputError
 from corollout.reports import figures, html
-from corollout.reports.curves import Axis, Curves, colour_of, draw_curves, draw_panels
+from corollout.reports.curves import Axis, Curves, Panel, colour_of, draw_curves, draw_panels
 from corollout.reports.text import TextTable
 from corollout.training.checkpoints import replace_file
 
@@ -39,7 +39,8 @@ section > h2 { margin: 0 0 .7rem; padding-bottom: .3rem; border-bottom: 1px soli
 @media (max-width: 45rem) {
   body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
-  th, td { padding: .4rem .55rem; } .wide td:first-child { white-space: normal; max-width: 8.5rem; }
+  th, td { padding: .4rem .55rem; } .wide td:first-child { white-space: normal; max-width: 8.5rem;
+                                                        overflow-wrap: anywhere; }
 }
 @media print {
   body { padding: 0; max-width: none; font-size: 11px; }
@@ -59,14 +60,14 @@ def table_part(table: TextTable) -> str:
     return html.table(table.header, table.rows) + "".join(map(note, table.notes))
 
 
-def curves_part(curves: Sequence[Curves], x: Axis) -> str:
-    """A legend and the panels of training curves, side by side where there is room."""
+def curves_part(curves: Sequence[Curves], x: Axis, panels: Sequence[Panel] | None = None) -> str:
+    """A legend and the panels of training curves, the task's if none are named, side by side where there is room."""
     start = any(one.start for one in curves)
     entries = [_legend_entry(number, one.label) for number, one in enumerate(curves)]
     if start:
         line = '<line x1="0" x2="30" y1="7" y2="7" stroke="#666666" stroke-width="1.6" stroke-dasharray="2 3"/>'
         entries.append(_entry(line, "MLE start"))
-    return f'<ul class="legend">{"".join(entries)}</ul>{figures_part(draw_panels(curves, x), x)}'
+    return f'<ul class="legend">{"".join(entries)}</ul>{figures_part(draw_panels(curves, x, panels), x)}'
 
 
 def figures_part(drawn: Sequence[Figure], prefix: str) -> str:
@@ -93,7 +94,17 @@ def _legend_entry(number: int, label: str) -> str:
 
 
 # Corners of each marker, and by how many degrees it is turned from standing on its side.
-_SHAPES = {"o": (0, 0), "s": (4, 45), "^": (3, 0), "D": (4, 0), "v": (3, 180), "<": (3, 270), "p": (5, 0), ">": (3, 90)}
+_SHAPES = {
+    "o": (0, 0),
+    "s": (4, 45),
+    "^": (3, 0),
+    "D": (4, 0),
+    "v": (3, 180),
+    "<": (3, 270),
+    "p": (5, 0),
+    ">": (3, 90),
+    "h": (6, 0),
+}
 
 
 def _entry(drawing: str, label: str) -> str:

@@ -88,7 +88,7 @@ def test_few_branches_are_those_that_count_most(directory: Path, moved: Inspecti
             assert f"{len(step.branches) - 1} more" in text
 
 
-@pytest.mark.parametrize("estimator", ["ars-5", "mc-2", "sc-2", "rloo-8", "reinforce", "rl_beam-3"])
+@pytest.mark.parametrize("estimator", ["ars-5", "mc-2", "sc-2", "rloo-8", "reinforce", "rl_beam-3", "set-3", "pairs"])
 def test_every_estimator_is_shown(estimator: str, directory: Path, moved: Inspection, tmp_path: Path):
     page = tmp_path / "page.html"
     result = run(directory, *options(moved, estimator), "--most", 0, "--html", page)
