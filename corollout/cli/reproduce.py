@@ -1,6 +1,5 @@
 """``corollout reproduce``: the paper's experiments from nothing to a report."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,17 +8,18 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
-from corollout.cli.progress import note, progress_bars
+from corollout.cli.progress import Board, progress_bars
 from corollout.cli.tables import plain_table
 from corollout.config import from_table, read_toml, to_table, toml_text
 from corollout.errors import CorolloutError, InputError, Interrupted
 from corollout.experiments import table
+from corollout.experiments.learning_curves import CAPTION_CURVES, KAREL_CURVES
 from corollout.experiments.studies import do_study, read_study
-from corollout.experiments.table import Cell, Experiment, Plan
+from corollout.experiments.table import Experiment, Plan
 from corollout.experiments.table1 import TABLE1
 from corollout.experiments.table2 import TABLE2
+from corollout.reports.learning_curves import CAPTION_CURVES_WORDS, KAREL_CURVES_WORDS
 from corollout.reports.table import write_table
 from corollout.reports.table1 import TABLE1_WORDS
 from corollout.reports.table2 import TABLE2_WORDS
@@ -38,9 +38,20 @@ def _group() -> None:
     """Do the paper's experiments again."""
 
 
-WORDS = {"table1": TABLE1_WORDS, "table2": TABLE2_WORDS}
+WORDS = {
+    TABLE1.name: TABLE1_WORDS,
+    TABLE2.name: TABLE2_WORDS,
+    KAREL_CURVES.name: KAREL_CURVES_WORDS,
+    CAPTION_CURVES.name: CAPTION_CURVES_WORDS,
+}
 
 OUT = Annotated[Path, typer.Option(help="Folder for data, runs and report; name it again to go on.")]
+DATA = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder that `corollout data captions` has prepared. [default: generated scenes]", show_default=False
+    ),
+]
 SCALE = Annotated[
     str | None, typer.Option(help="Sizes and budgets: tiny, small or paper. [default: small]", show_default=False)
 ]
@@ -74,12 +85,7 @@ def table1(
 @app.command("table2")
 def table2(
     out: OUT,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that `corollout data captions` has prepared. [default: generated scenes]", show_default=False
-        ),
-    ] = None,
+    data: DATA = None,
     vectors: Annotated[
         Path | None,
         typer.Option(help="File of word vectors, as GloVe's; without it there is no tree_WV.", show_default=False),
@@ -96,11 +102,48 @@ def table2(
 
     The upper half has a softmax over all words; the lower half walks down a binary tree of them.
     """
-    given = {"folder": data, "vectors": vectors}
-    own = {name: str(path.resolve()) for name, path in given.items() if path is not None}
+    own = _paths(folder=data, vectors=vectors)
     if vectors is not None and not vectors.is_file():
         raise InputError(f"there is no file of word vectors {vectors}: leave --vectors out, or name another")
     _reproduce(TABLE2, out, scale, seeds, methods, own, jobs, {"threads": threads, "device": device}, report_only)
+
+
+@app.command(KAREL_CURVES.name)
+def curves_karel(
+    out: OUT,
+    scale: SCALE = None,
+    seeds: SEEDS = None,
+    methods: METHODS = None,
+    jobs: JOBS = 2,
+    threads: THREADS = None,
+    device: DEVICE = None,
+    report_only: REPORT_ONLY = False,
+) -> None:
+    """Karel: estimators of the paper and later ones, at equal seconds and at equal tokens."""
+    machine = {"threads": threads, "device": device}
+    _reproduce(KAREL_CURVES, out, scale, seeds, methods, {}, jobs, machine, report_only)
+
+
+@app.command(CAPTION_CURVES.name)
+def curves_captions(
+    out: OUT,
+    data: DATA = None,
+    scale: SCALE = None,
+    seeds: SEEDS = None,
+    methods: METHODS = None,
+    jobs: JOBS = 2,
+    threads: THREADS = None,
+    device: DEVICE = None,
+    report_only: REPORT_ONLY = False,
+) -> None:
+    """Captions: estimators of the paper and later ones, at equal seconds and at equal tokens."""
+    machine = {"threads": threads, "device": device}
+    _reproduce(CAPTION_CURVES, out, scale, seeds, methods, _paths(folder=data), jobs, machine, report_only)
+
+
+def _paths(**given: Path | None) -> dict[str, Any]:
+    """What was given of the data's settings, as a plan keeps it."""
+    return {name: str(path.resolve()) for name, path in given.items() if path is not None}
 
 
 def _reproduce(
@@ -117,7 +160,7 @@ def _reproduce(
     if report_only and not out.is_dir():
         raise InputError(f"there is nothing to report: {out} does not exist")
     given = {name: value for name, value in machine.items() if value is not None}
-    plan, where = open_plan(experiment, out, scale, _numbers(seeds), _words(methods), data, given)
+    plan, where = open_plan(experiment, out, scale, numbers(seeds), _words(methods), data, given)
     if not report_only:
         again = f"corollout reproduce {experiment.name} --out {out}" + (f" --jobs {jobs}" if jobs != 2 else "")
         try:
@@ -188,7 +231,8 @@ def _said(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
+def numbers(text: str | None) -> tuple[int, ...] | None:
+    """Seeds as somebody types them."""
     words = _words(text)
     try:
         return None if words is None else tuple(int(word) for word in words)
@@ -214,7 +258,7 @@ def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
     studied = sum(len(study.methods(plan)) for study in studies)
     with progress_bars(console) as bars:
         bars.speed_estimate_period = 600
-        board = _Board(bars, parts=1 + runs + studied, weight=_DATA + runs + _STUDY * studied)
+        board = Board(bars, parts=1 + runs + studied, weight=_DATA + runs + _STUDY * studied)
         _make_data(plan, board)
         # What is done for the first seed does not wait for the others' pre-training.
         stages = [
@@ -230,11 +274,11 @@ def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
             do_study(plan, study, partial(_tell_study, board, study.name))
 
 
-def _tell_study(board: "_Board", study: str, method: str, share: float) -> None:
+def _tell_study(board: Board, study: str, method: str, share: float) -> None:
     board.tell(f"{study}, {method}", share, "", _STUDY)
 
 
-def _make_data(plan: Plan, board: "_Board") -> None:
+def _make_data(plan: Plan, board: Board) -> None:
     total = 0
 
     def advance(done: int, of: int) -> None:
@@ -244,55 +288,3 @@ def _make_data(plan: Plan, board: "_Board") -> None:
 
     plan.experiment.make_data(plan.folder, plan.data, advance)
     board.tell("data", 1.0, "made" if total else "there already", _DATA)
-
-
-class _Board:
-    """A bar for the whole experiment, with the time that is left, and one for each part under way."""
-
-    def __init__(self, bars: Progress, parts: int, weight: float):
-        self._bars, self._parts, self._weight = bars, parts, weight
-        self._shares: dict[str, float] = {}  # what each part contributes to the weight
-        self._done: set[str] = set()
-        self._rows: dict[str, TaskID] = {}
-        self._records: dict[str, dict[str, Any]] = {}
-        self._whole: TaskID | None = None
-
-    def skip(self, weights: Mapping[str, float]) -> None:
-        """Parts that were done before: they do not count as work of now."""
-        for name, weight in weights.items():
-            self._shares[name] = weight
-            self._done.add(name)
-        if self._whole is not None:  # the speed is measured anew
-            self._bars.remove_task(self._whole)
-            self._whole = None
-        self._show()
-
-    def on_cell(self, cell: Cell, progress: float, record: dict[str, Any]) -> None:
-        known = self._records.setdefault(cell.name, {})
-        known.update(record)
-        fraction = progress / cell.total
-        # A run that has used its budget is still to be evaluated: it is done when its result is there.
-        self.tell(cell.name, 1.0 if cell.done else min(fraction, 0.999), note(known))
-
-    def tell(self, name: str, fraction: float, words: str, weight: float = 1.0) -> None:
-        """How far a part is; a fraction of 1 ends it."""
-        if name in self._done:
-            return
-        self._shares[name] = weight * fraction
-        if fraction < 1:
-            if name not in self._rows:
-                self._rows[name] = self._bars.add_task(f"  {name}", total=1.0, note="")
-            self._bars.update(self._rows[name], completed=fraction, note=words)
-        else:
-            self._done.add(name)
-            if name in self._rows:
-                self._bars.remove_task(self._rows.pop(name))
-            self._bars.console.print(f"{name}: {words or 'done'}", markup=False)
-        self._show()
-
-    def _show(self) -> None:
-        done = math.fsum(self._shares.values())
-        words = f"{len(self._done)} of {self._parts} parts"
-        if self._whole is None:
-            self._whole = self._bars.add_task("all", total=self._weight, completed=done, note=words)  # pyright: ignore[reportArgumentType]
-        self._bars.update(self._whole, completed=done, note=words)

@@ -1,4 +1,4 @@
-"""A table of the paper: a model by maximum likelihood, then fine-tuned from the same weights by every method.
+"""A table of methods: a model by maximum likelihood, then fine-tuned from the same weights by every one of them.
 
 Each part is a run directory of its own and is done once: whatever stops the experiment, it goes on where it was. Runs
 are processes of one thread, some at a time; a second is a second of processor time, so that they do not disturb each
@@ -119,7 +119,7 @@ class Plan:
         for method in own["methods"]:
             if method not in experiment.methods:
                 raise InputError(
-                    f"no method of the table is called {method!r}: there are {', '.join(experiment.methods)}"
+                    f"no method of {experiment.name} is called {method!r}: there are {', '.join(experiment.methods)}"
                 )
         where = f"scale {name}"
         return cls(

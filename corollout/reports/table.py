@@ -1,8 +1,8 @@
-"""The report of one of the paper's tables: what was measured, beside what the paper says."""
+"""The report of a table of methods: what was measured, beside what the paper says, if it has the same table."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,10 @@ class Words:
 
     title: str
     lead: Callable[[Plan], str]
-    paper: Mapping[str, Mapping[str, float]]  # the paper's numbers, by method and by heading
-    paper_note: str
     tables: Callable[[Plan, Collected], list[TextTable]]  # of its own, after the main one
+    # The paper's numbers, by method and by heading, if it has the same table.
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    paper_note: str = ""
     axes: tuple[Axis, ...] = ("seconds", "tokens")  # of the training curves
     # Figures of its own; their files are written into the folder.
     sections: Callable[[Plan, Collected, Path], list[Section]] = lambda plan, found, folder: []
@@ -173,6 +174,8 @@ def _filled(tables: list[TextTable]) -> list[TextTable]:
 
 def _with_paper(result: TextTable, words: Words) -> TextTable:
     columns = words.paper_columns()
+    if not columns:
+        return result
 
     def paper(label: str) -> list[str]:
         known = words.paper.get(label, {})

@@ -94,7 +94,7 @@ def test_a_folder_keeps_its_plan(tmp_path: Path):
         open_plan(TABLE1, out, "tiny", (3,), None, {}, {"threads": 1})
     with pytest.raises(InputError, match="begun with scale tiny instead of small"):
         open_plan(TABLE1, out, "small", None, None, {}, {})
-    with pytest.raises(InputError, match="no method of the table is called 'PPO'"):
+    with pytest.raises(InputError, match="no method of table1 is called 'PPO'"):
         open_plan(TABLE1, tmp_path / "other", "tiny", None, ("PPO",), {}, {})
     assert not (tmp_path / "other").exists()
     write_toml(out / "plan.toml", {"scale": "tiny"})

@@ -84,7 +84,9 @@ def test_a_tree_model_learns(run: Path):
     assert max(scores[1:]) > scores[0] + 0.2
 
 
-@pytest.mark.parametrize("estimator", ["bt-arsm", "bt-disarm:budget=20", "bt-sc", "bt-rloo", "reinforce", "mc-2"])
+@pytest.mark.parametrize(
+    "estimator", ["bt-arsm", "bt-disarm:budget=20", "bt-sc", "bt-rloo", "reinforce", "mc-2", "pairs"]
+)
 def test_a_tree_model_is_fine_tuned(run: Path, tmp_path: Path, estimator: str):
     jobs.new_finetuning(tmp_path / "tuned", run, replace(TUNING, estimator=estimator), MachineSettings())
     summary = jobs.resume(tmp_path / "tuned")
@@ -100,6 +102,21 @@ def test_a_tree_model_is_fine_tuned(run: Path, tmp_path: Path, estimator: str):
         assert 0 <= max(record["rollouts_by_depth"]) <= 1  # a decision has one opposite
     before, after = (read_weights(where / "best.safetensors")[0] for where in (run, tmp_path / "tuned"))
     assert torch.equal(before["head.below"], after["head.below"])
+
+
+def test_a_choice_and_light_probes_are_recorded(run: Path, tmp_path: Path):
+    beside = " bt-rloo-2;pairs:per_step=0.5, samples=2; "
+    settings = replace(TUNING, estimator="auto:estimates=2", probe_every=4, probes=beside)
+    jobs.new_finetuning(tmp_path / "tuned", run, settings, MachineSettings())
+    heard: list[str] = []
+    jobs.resume(tmp_path / "tuned", jobs.Hooks(on_news=lambda item: heard.append(item.kind)))
+    (choice,), (probe,) = (Run.open(tmp_path / "tuned").records(kind) for kind in ("choice", "probe"))
+    assert heard == ["choice", "probe"]
+    assert choice["update"] == 0
+    assert choice["picked"] in [each["estimator"] for each in choice["seen"]]
+    assert choice["reason"].startswith(f"auto takes {choice['picked']}")
+    assert probe["update"] == 4
+    assert [each["estimator"] for each in probe["seen"]] == ["in use", "bt-rloo-2", "pairs:per_step=0.5, samples=2"]
 
 
 def test_a_softmax_records_no_depths(softmax: Path, tmp_path: Path):
@@ -157,6 +174,20 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
         (
             lambda: jobs.new_finetuning(new, softmax, TUNING, MachineSettings()),
             "bt-disarm is for a tree, but the run's head is a softmax: choose arsm",
+        ),
+        (
+            lambda: jobs.new_finetuning(new, run, replace(TUNING, probes="rloo-8;arsm"), MachineSettings()),
+            "arsm is for a softmax, but the run's head is a tree",
+        ),
+        (
+            lambda: jobs.new_finetuning(
+                new, softmax, replace(TUNING, estimator="auto", probes="bt-arsm"), MachineSettings()
+            ),
+            "bt-arsm is for a tree, but the run's head is a softmax",
+        ),
+        (
+            lambda: jobs.new_finetuning(new, run, replace(TUNING, probes="rloo-8; nothing-3"), MachineSettings()),
+            "there is no estimator 'nothing-3'",
         ),
     ]:
         with pytest.raises(InputError, match=sentence):
