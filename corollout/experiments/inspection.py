@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from corollout.estimators import make_estimator
-from corollout.estimators.plans import ContrastPlan, GroupPlan
+from corollout.estimators.plans import ContrastPlan, GroupPlan, SetPlan
 from corollout.estimators.score import Reinforce
 from corollout.experiments.jobs import open_run
 from corollout.experiments.subjects import Subject, check_number, subject_of
@@ -292,6 +292,10 @@ def _advantages(
     if isinstance(plan, GroupPlan):
         weight, plan = plan.weight, replace(plan, weight=torch.ones_like(plan.weight))
         scale = 1.0
+    elif isinstance(plan, SetPlan):
+        there = plan.table >= 0
+        weight = plan.weight.new_zeros(rows).index_put_((plan.table[there],), plan.weight[there])
+        plan, scale = replace(plan, weight=torch.ones_like(plan.weight)), 1.0
     elif isinstance(plan, ContrastPlan) and plan.centre == "policy":
         weight, scale = torch.full((rows,), 1 / rows), float(rows)  # a context's sequences are averaged
     else:

@@ -22,7 +22,7 @@ from corollout.training import Estimate, estimate
 from corollout.training.settings import FinetuneSettings, MachineSettings
 
 BRANCHING = ("arsm", "ars-5", "sc", "sc-3", "mc-0", "mc-2")
-WHOLE = ("reinforce", "rloo-4", "rl_beam-4")
+WHOLE = ("reinforce", "rloo-4", "rloo-4:baseline=shrunk", "rl_beam-4", "set-4", "set-4:baseline=fitted")
 SCORE = ("sc", "sc-3", "mc-0", "mc-2", *WHOLE)
 Opened = tuple[Task, Engine]
 
