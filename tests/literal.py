@@ -67,6 +67,7 @@ ESTIMATORS: list[Estimator] = [
     Pairs(per_step=100, samples=2, completions=2),
     Pairs(budget=2, budget_per="example"),
     Pairs(per_step=0.6, samples=2, gaps=SEEN),
+    Pairs(per_step=2.18, budget_per="example"),
     UnorderedSet(size=2),
     UnorderedSet(size=5),
     UnorderedSet(size=3, baseline="fitted"),
@@ -380,7 +381,8 @@ def _pairs(estimator: Pairs, world: _World, noise: Noise) -> Tensor:
         for (row, step, a), (p, _) in found.items()
     }
     if estimator.budget is None:
-        estimator = replace(estimator, budget=max(1, math.ceil(estimator.per_step * sum(lengths))))
+        pools = len(set(world.trajectories.contexts.tolist())) if estimator.budget_per == "example" else 1
+        estimator = replace(estimator, budget=max(1, math.ceil(estimator.per_step * sum(lengths) / pools)))
     scale = _budget_weights(estimator, sizes, world, noise)
     g = torch.zeros_like(world.logits)
     for (row, step, a), (p, way) in found.items():
