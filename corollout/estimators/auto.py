@@ -33,10 +33,10 @@ class Auto:
     with the least variance × seconds. Unbiased if they are: the choice knows nothing of the estimates to come.
     """
 
-    every: int = 250
+    every: int = 1000
     """Updates after which candidates are probed again; then after twice as many, and so on."""
     estimates: int = 6
-    """Gradient estimates of each candidate in a probe."""
+    """Gradient estimates of each candidate in a probe; those that are far behind make fewer."""
     candidates: Mapping[str, Estimator] = field(default_factory=short_list, repr=False)
     chosen: str = field(default="", repr=False)
     """The candidate in use; the first, if none was chosen yet."""

@@ -1,5 +1,6 @@
 """Light probes along training: what an estimator's variance and cost are now, and which of some is best."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from corollout.training.diagnostics import gradient_source
 from corollout.types import Cost
 
 LEARNING = 1  # batches of which an estimator only learns, before those that count
+_ENOUGH = 3  # estimates that show who is far behind
+_BEHIND = 1.5  # times the least variance × seconds
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,11 @@ def glance(
     estimators: Mapping[str, Estimator],
     noise: Noise,
     now: Callable[[], float],
+    behind: float = math.inf,
 ) -> tuple[list[Glance], dict[str, Estimator], Cost]:
     """One estimate by each estimator on each batch; return what was seen of them, the estimators with what they
-    learned, and the cost.
+    learned, and the cost. Those whose variance × seconds is more than ``behind`` times the least after a few estimates
+    make no more.
 
     Batches are different ones, as in training: their choice is a part of the variance, which no number of sequences
     for each context makes smaller. Estimators take turns, so that whatever else the machine does hits all of them
@@ -51,16 +56,20 @@ def glance(
     """
     taught = dict(estimators)
     sums = {name: _Sums() for name in estimators}
-    spent = Cost()
+    going, spent = list(estimators), Cost()
     for turn, batch in enumerate(batches):
         with gradient_source(engine, batch, reward) as draw:
-            for name, estimator in taught.items():
+            for name in going:
                 start = now()
-                sample, gradient = draw(estimator, noise.fold(turn))
+                sample, gradient = draw(taught[name], noise.fold(turn))
                 if turn >= LEARNING:
                     sums[name].add(gradient.double(), sample.cost, now() - start)
-                taught[name] = sample.taught(estimator)
+                taught[name] = sample.taught(taught[name])
                 spent += sample.cost
+        if turn + 1 == LEARNING + _ENOUGH:
+            products = {name: sums[name].glance(name).product for name in going}
+            limit = behind * min(products.values())
+            going = [name for name in going if not products[name] > limit]
     return [total.glance(name) for name, total in sums.items()], taught, spent
 
 
@@ -102,15 +111,20 @@ class Choice:
     def reason(self) -> str:
         """The choice in a sentence."""
         best = next(seen for seen in self.seen if seen.estimator == self.picked)
-        others = sorted((seen for seen in self.seen if seen is not best), key=lambda seen: seen.product)
+        others = sorted((seen for seen in self.seen if seen is not best), key=_rank)
         if not others:
             return f"auto takes {self.picked}, the only candidate"
         if not others[0].product > 0:
             return f"auto takes {self.picked}: estimates do not vary, so there is nothing to choose by"
         return (
             f"auto takes {self.picked}: its variance × seconds is {best.product / others[0].product:.2f} of that of "
-            f"{others[0].estimator}, the next best of {len(self.seen)}, over {best.estimates} estimates each"
+            f"{others[0].estimator}, the next best of {len(self.seen)}, over {best.estimates} estimates"
         )
+
+
+def _rank(seen: Glance) -> tuple[int, float]:
+    """Those that were not far behind come first."""
+    return -seen.estimates, seen.product
 
 
 def choose(
@@ -123,7 +137,7 @@ def choose(
     now: Callable[[], float],
 ) -> tuple[Auto, Choice, Cost]:
     """Probe all candidates and take the one with the least variance × seconds."""
-    seen, taught, cost = glance(engine, batches, reward, auto.candidates, noise, now)
+    seen, taught, cost = glance(engine, batches, reward, auto.candidates, noise, now, _BEHIND)
     # With nothing to choose by, what was in use stays in use.
-    best = min(seen, key=lambda each: (each.product, each.estimator != auto.name))
+    best = min(seen, key=lambda each: (*_rank(each), each.estimator != auto.name))
     return replace(auto, candidates=taught, chosen=best.estimator), Choice(updates, best.estimator, seen), cost

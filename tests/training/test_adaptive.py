@@ -197,6 +197,24 @@ def test_a_glance_is_the_variance_over_batches():
     assert taught["pairs"].memory().keys() == {"gaps"}
 
 
+def test_those_that_are_far_behind_make_no_more_estimates():
+    candidates: dict[str, Estimator] = {"two": RLOO(2), "eight": RLOO(8), "seven": RLOO(7)}
+    auto = Auto(candidates=candidates, estimates=6, chosen="two")
+    engine, reward, noise = make_engine(make_policy()), Reward(likeness), Noise(7)
+    found, choice, cost = choose(auto, engine, batches(7), reward, noise, 0, Ticks())
+    assert {each.estimator: each.estimates for each in choice.seen} == {"two": 3, "eight": 6, "seven": 6}
+    assert found.chosen in ("eight", "seven")
+    assert found.chosen not in choice.reason.split("that of ")[1].split(",")[0] in ("eight", "seven")
+    seen, _, everything = glance(engine, batches(7), reward, candidates, noise, Ticks())
+    assert {each.estimates for each in seen} == {6}
+    assert seen[1:] == choice.seen[1:]
+    assert everything.tokens - cost.tokens > 2 * seen[0].tokens
+    # Only who was seen to the end is taken, whatever the others looked like.
+    few, many = Glance("few", 3, 1.0, 1.0, 1.0, 1.0), Glance("many", 6, 2.0, 1.0, 1.0, 1.0)
+    more = Glance("more", 6, 4.0, 1.0, 1.0, 1.0)
+    assert "is 0.50 of that of more, the next best of 3, over 6 " in Choice(0, "many", [few, more, many]).reason
+
+
 @pytest.mark.parametrize(("seconds", "best"), [((1.0, 1.0), "eight"), ((1.0, 1000.0), "two"), ((1000.0, 1.0), "eight")])
 def test_the_choice_is_the_least_variance_times_seconds(seconds: tuple[float, float], best: str):
     auto = Auto(candidates={"two": RLOO(2), "eight": RLOO(8)}, estimates=4)
@@ -211,7 +229,7 @@ def test_the_choice_is_the_least_variance_times_seconds(seconds: tuple[float, fl
     other = {"two": "eight", "eight": "two"}[best]
     assert choice.reason == (
         f"auto takes {best}: its variance × seconds is {share:.2f} of that of {other}, the next best of 2, over 4 "
-        f"estimates each"
+        f"estimates"
     )
 
 
@@ -230,7 +248,7 @@ def test_reasons_of_special_choices():
     assert Choice(0, "a", [one]).reason == "auto takes a, the only candidate"
     # As good as another: the sentence is about the one that was taken.
     assert Choice(0, "b", [third, one, other]).reason == (
-        "auto takes b: its variance × seconds is 1.00 of that of a, the next best of 3, over 6 estimates each"
+        "auto takes b: its variance × seconds is 1.00 of that of a, the next best of 3, over 6 estimates"
     )
     assert Choice(0, "a", [third, one]).reason.startswith("auto takes a: its variance × seconds is 0.25 of that of c,")
 
