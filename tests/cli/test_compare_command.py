@@ -1,31 +1,17 @@
 """``corollout compare`` as a person meets it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from synthetic_runs import make_run
 
-from corollout.cli.main import app
-
 FILES = ["figure.png", "figure.svg", "report.html", "results.json", "table.md"]
 
 
 @pytest.fixture
-def corollout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Runs the command line in an empty folder; gives its exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["corollout", *arguments])
-        with pytest.raises(SystemExit) as left:
-            app()
-        shown = capsys.readouterr()
-        return int(left.value.code or 0), shown.out, shown.err
-
-    return run
+def corollout(command_line, tmp_path: Path):
+    return command_line(tmp_path, 100)
 
 
 def some_runs(folder: Path) -> list[str]:

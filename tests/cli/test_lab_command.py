@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from pages import Page
 from small_karel import small_run
 
 from corollout.cli.lab import listed
-from corollout.cli.main import app
 from corollout.errors import InputError
 from corollout.experiments import jobs
 from corollout.experiments.lab import labels
@@ -38,19 +36,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def corollout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path):
-    """Runs the command line in the folder of the runs; gives its exit code, output and errors."""
-    monkeypatch.chdir(runs)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["corollout", *arguments])
-        with pytest.raises(SystemExit) as left:
-            app()
-        shown = capsys.readouterr()
-        return int(left.value.code or 0), shown.out, shown.err
-
-    return run
+def corollout(command_line, runs: Path):
+    return command_line(runs, 80)
 
 
 def test_a_lab_prints_and_writes_everything(corollout, runs: Path):
