@@ -18,7 +18,7 @@ from corollout.experiments.learning_curves import CAPTION_CURVES, KAREL_CURVES
 from corollout.experiments.studies import do_study, read_study
 from corollout.experiments.table import Experiment, Plan
 from corollout.experiments.table1 import TABLE1
-from corollout.experiments.table2 import TABLE2
+from corollout.experiments.table2 import TABLE2, check_data
 from corollout.reports.learning_curves import CAPTION_CURVES_WORDS, KAREL_CURVES_WORDS
 from corollout.reports.table import write_table
 from corollout.reports.table1 import TABLE1_WORDS
@@ -102,9 +102,7 @@ def table2(
 
     The upper half has a softmax over all words; the lower half walks down a binary tree of them.
     """
-    own = _paths(folder=data, vectors=vectors)
-    if vectors is not None and not vectors.is_file():
-        raise InputError(f"there is no file of word vectors {vectors}: leave --vectors out, or name another")
+    own = _caption_settings(data, vectors)
     _reproduce(TABLE2, out, scale, seeds, methods, own, jobs, {"threads": threads, "device": device}, report_only)
 
 
@@ -138,12 +136,16 @@ def curves_captions(
 ) -> None:
     """Captions: estimators of the paper and later ones, at equal seconds and at equal tokens."""
     machine = {"threads": threads, "device": device}
-    _reproduce(CAPTION_CURVES, out, scale, seeds, methods, _paths(folder=data), jobs, machine, report_only)
+    _reproduce(CAPTION_CURVES, out, scale, seeds, methods, _caption_settings(data), jobs, machine, report_only)
 
 
-def _paths(**given: Path | None) -> dict[str, Any]:
-    """What was given of the data's settings, as a plan keeps it."""
-    return {name: str(path.resolve()) for name, path in given.items() if path is not None}
+def _caption_settings(data: Path | None, vectors: Path | None = None) -> dict[str, Any]:
+    """What was given of the data's settings, as a plan keeps it. All of it is there: only then a plan is written."""
+    if data is not None:
+        check_data(data)
+    if vectors is not None and not vectors.is_file():
+        raise InputError(f"there is no file of word vectors {vectors}: leave --vectors out, or name another")
+    return {name: str(path.resolve()) for name, path in (("folder", data), ("vectors", vectors)) if path is not None}
 
 
 def _reproduce(

@@ -87,7 +87,7 @@ SCALES = {
         seconds=20.0,
         evaluations=12,
         samples=16,
-        rates=(0.01, 0.03, 0.1),
+        rates=(0.003, 0.01, 0.03, 0.1),
     ),
 }
 

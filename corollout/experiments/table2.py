@@ -26,12 +26,17 @@ class DataSettings:
     vectors: str = option("", "File of word vectors for tree_WV; without it, that model is left out.")
 
 
+def check_data(folder: Path) -> None:
+    """Open every part of a prepared data set."""
+    data = CaptionData.open(folder)
+    for split in ("train", "val", "test"):
+        data.split(split)
+
+
 def make_data(folder: Path, settings: DataSettings, on_progress: Callable[[int, int], None]) -> None:
     """Check the data set, or generate it if none was named and it is not there yet."""
     if settings.folder or folder.exists():
-        data = CaptionData.open(folder)
-        for split in ("train", "val", "test"):
-            data.split(split)
+        check_data(folder)
         return
     counts = {"train": settings.train, "val": settings.val, "test": settings.test}
     make_scenes(folder, counts, seed=settings.data_seed, on_progress=on_progress)

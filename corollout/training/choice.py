@@ -12,7 +12,7 @@ from corollout.estimators import Auto, Estimator
 from corollout.noise import Noise
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
-from corollout.training.diagnostics import gradient_source
+from corollout.training.diagnostics import Moments, gradient_source
 from corollout.types import Cost
 
 LEARNING = 1  # batches of which an estimator only learns, before those that count
@@ -63,7 +63,7 @@ def glance(
                 start = now()
                 sample, gradient = draw(taught[name], noise.fold(turn))
                 if turn >= LEARNING:
-                    sums[name].add(gradient.double(), sample.cost, now() - start)
+                    sums[name].add(gradient, sample.cost, now() - start)
                 taught[name] = sample.taught(taught[name])
                 spent += sample.cost
         if turn + 1 == LEARNING + _ENOUGH:
@@ -77,25 +77,17 @@ class _Sums:
     """Running sums over the estimates of one estimator."""
 
     def __init__(self) -> None:
-        self.count, self.seconds, self.cost = 0, 0.0, Cost()
-        self.squares = 0.0
+        self.gradients, self.seconds, self.cost = Moments(), 0.0, Cost()
 
     def add(self, gradient: Float[Tensor, " parameter"], cost: Cost, seconds: float) -> None:
-        """Welford's algorithm: no difference of large numbers."""
-        self.count += 1
-        if self.count == 1:
-            self.mean = gradient
-        else:
-            delta = gradient - self.mean
-            self.mean = self.mean + delta / self.count
-            self.squares += float((delta * (gradient - self.mean)).sum())
+        self.gradients.add(gradient)
         self.cost += cost
         self.seconds += seconds
 
     def glance(self, name: str) -> Glance:
-        n = self.count
+        n = self.gradients.count
         return Glance(
-            name, n, self.squares / (n - 1), self.cost.tokens / n, self.cost.reward_calls / n, self.seconds / n
+            name, n, self.gradients.variance, self.cost.tokens / n, self.cost.reward_calls / n, self.seconds / n
         )
 
 

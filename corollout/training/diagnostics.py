@@ -52,6 +52,30 @@ class RunningVariance:
         return float((self.square / correction - (self.mean / correction) ** 2).sum().clamp(min=0))
 
 
+class Moments:
+    """The mean and the variance of gradients, by Welford's algorithm: no difference of large numbers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor = torch.zeros(())
+        self.squares = 0.0
+
+    def add(self, gradient: Float[Tensor, " parameter"]) -> float:
+        """Take in one gradient; return how much the sum of squared distances grew."""
+        gradient = gradient.double()
+        self.count += 1
+        delta = gradient - self.mean
+        self.mean = self.mean + delta / self.count
+        grown = float((delta * (gradient - self.mean)).sum())
+        self.squares += grown
+        return grown
+
+    @property
+    def variance(self) -> float:
+        """The sum over parameters of the unbiased sample variance."""
+        return self.squares / (self.count - 1) if self.count > 1 else math.nan
+
+
 @dataclass(frozen=True)
 class Probe:
     """Independent gradient estimates at fixed parameters, summed up.
@@ -117,31 +141,25 @@ def probe_variance(
     """
     if count < 2:
         raise InputError(f"a variance needs at least 2 estimates, not {count}")
-    mean = squares = torch.zeros(())
+    moments = Moments()
     norms: list[float] = []
     distances: list[float] = []  # squared distance to the running mean: for the error of the variance
     cost, total_reward, start = Cost(), 0.0, time.perf_counter()
     with gradient_source(engine, batch, reward) as draw:
         for i in range(count):
             sample, gradient = draw(estimator, noise.fold(i))
-            g = gradient.double()
-            # Welford's algorithm: no difference of large numbers.
-            norms.append(float((g**2).sum()))
-            delta = g - mean
-            mean = mean + delta / (i + 1)
-            squares = squares + delta * (g - mean)
-            distances.append(float((delta * (g - mean)).sum()))
+            norms.append(float((gradient.double() ** 2).sum()))
+            distances.append(moments.add(gradient))
             cost, total_reward = cost + sample.cost, total_reward + sample.mean_reward
             if on_estimate is not None:
                 on_estimate()
     seconds = (time.perf_counter() - start) / count
-    variance = float(squares.sum()) / (count - 1)
     spread = torch.tensor(distances[1:]).std().item() if count > 2 else math.nan
     return Probe(
         estimates=count,
-        variance=variance,
+        variance=moments.variance,
         variance_error=spread / math.sqrt(count - 1),
-        squared_norm=float((mean**2).sum()) - variance / count,
+        squared_norm=float((moments.mean**2).sum()) - moments.variance / count,
         mean_reward=total_reward / count,
         rollouts_per_step=cost.rollouts / max(cost.main_tokens, 1),
         tokens=cost.tokens / count,

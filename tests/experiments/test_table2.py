@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from synthetic_runs import CAPTION_PROFILES, make_table, sentences
 
-from corollout.cli.reproduce import open_plan
+from corollout.cli.reproduce import curves_captions, open_plan, table2
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
 from corollout.experiments.table import Plan
@@ -112,6 +113,13 @@ def test_data_that_is_named_is_only_looked_at(tmp_path: Path):
     with pytest.raises(InputError, match="begun with folder /mine instead of /other"):
         open_plan(TABLE2, tmp_path / "out", None, None, None, {"folder": "/other"}, {})
     assert open_plan(TABLE2, tmp_path / "new", "tiny", None, None, {}, {})[0].folder == tmp_path / "new" / "data"
+
+
+@pytest.mark.parametrize("command", [table2, curves_captions])
+def test_nothing_is_begun_without_the_data_that_was_named(command: Callable[..., None], tmp_path: Path):
+    with pytest.raises(InputError, match="nowhere"):
+        command(tmp_path / "out", data=tmp_path / "nowhere")
+    assert not (tmp_path / "out").exists()
 
 
 def test_which_models_are_made(tmp_path: Path):
