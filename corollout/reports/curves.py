@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from corollout.errors import InputError
 from corollout.reports.figures import COLOURS, MARKERS, STYLE
@@ -22,6 +23,8 @@ _KEYS = {"seconds": "seconds", "tokens": "tokens", "updates": "update"}
 _POINTS = 120  # of a curve that has a value for each update
 _MOST_EVALUATIONS = 200
 _WINDOW = 0.05  # of the axis, over which such a curve is averaged
+_FAR = 4  # times as long as the shortest curve: from there on the axis is logarithmic
+_BEFORE = 10  # the shortest curve is drawn from this part of it, on such an axis
 
 
 @dataclass(frozen=True)
@@ -227,13 +230,15 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, bel
     ends = [one.bands[panel.key].x[-1] for one in curves if panel.key in one.bands]
     divisor, unit = _unit(x, max(ends))
     factor = 100 if panel.scale == "percent" else 1
+    is_far = max(ends) > _FAR * min(ends) > 0
     for number, one in enumerate(curves):
         band = one.bands.get(panel.key)
         if band is None:
             continue
         colour, marker = colour_of(number), MARKERS[number % len(MARKERS)]
-        places = np.array(band.x) / divisor
-        low, mean, high = (factor * np.array(values) for values in (band.low, band.mean, band.high))
+        drawn = np.array(band.x) >= (min(ends) / _BEFORE if is_far else 0)
+        places = np.array(band.x)[drawn] / divisor
+        low, mean, high = (factor * np.array(values)[drawn] for values in (band.low, band.mean, band.high))
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
         # A few markers, at other places for each method, tell lines apart without their colour.
         every = max(1, len(places) // 6) if len(places) > 12 else 1
@@ -253,7 +258,14 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, bel
     if starts and panel.kind == "evaluation":
         axes.axhline(factor * float(np.mean(starts)), color="#666666", linewidth=1.1, linestyle=":", label="MLE start")
     axes.set_title(panel.title)
-    axes.set_xlim(0, max(ends) / divisor * 1.02 or 1)
+    if is_far:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:,g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(min(ends) / _BEFORE / divisor, max(ends) / divisor * 1.05)
+    else:
+        axes.set_xlim(0, max(ends) / divisor * 1.02 or 1)
     if panel.key == "rollouts_per_step":
         top = axes.get_ylim()[1]
         axes.set_ylim(-0.02 * top, top)  # lines of zero rollouts stay visible

@@ -10,6 +10,7 @@ from synthetic_runs import PROFILES, make_run, make_table, records
 from corollout.errors import InputError
 from corollout.reports.curves import (
     Axis,
+    Band,
     Curves,
     Group,
     draw_curves,
@@ -123,6 +124,23 @@ def test_one_evaluation_is_a_point(tmp_path: Path):
     run = make_run(tmp_path / "run", "sc")
     rewrite(run, lambda r: None if r["update"] > 0 else r)
     assert draw_curves([read_curves(Group("SC", [run]), "seconds")], "seconds").axes
+
+
+@pytest.mark.parametrize(("longest", "scale"), [(300.0, "linear"), (900.0, "log")])
+def test_the_axis_is_logarithmic_if_one_curve_is_far_longer(longest: float, scale: str):
+    def one(label: str, end: float) -> Curves:
+        x = [0.0, end / 20, end / 2, end]
+        return Curves(label, {"rollouts_per_step": Band(x, x, x, x)}, {}, "karel")
+
+    (axes,) = draw_curves([one("A", 100.0), one("B", longest)], "tokens").axes
+    assert axes.get_xscale() == scale
+    ends = [np.asarray(line.get_xdata()) for line in axes.get_lines()]
+    assert [float(x[-1]) for x in ends] == [0.1, longest / 1000]
+    if scale == "log":  # which has no place for 0, nor for what is far before the shortest curve's end
+        assert [len(x) for x in ends] == [2, 3]
+        assert axes.get_xlim()[0] == pytest.approx(0.01)
+    else:
+        assert [len(x) for x in ends] == [4, 4]
 
 
 def test_bad_input(tmp_path: Path):
