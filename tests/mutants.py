@@ -275,11 +275,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "a single branch is always kept",
     (
         "branching.Branching.spend",
-        "example = trajectories.examples[row[pool[:1]]]",
-        "1 -> 2",
-    ): "only the first is used",
-    (
-        "branching.Branching.spend",
         "start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]",
         "1 -> 2",
     ): "only the first is used",
@@ -326,11 +321,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "certain = probabilities == 1",
         "1 -> 2",
     ): "an interval of length 1 is hit by exactly one tick",
-    (
-        "budget.systematic_sample",
-        "hit = torch.searchsorted(cumulated, comb, right=True).clamp_(max=len(open_ends) - 1)",
-        "len(open_ends) - 1 -> len(open_ends) + 1",
-    ): _ROUNDING,
     (
         "score._greedy_baselines",
         "number = torch.full((rows, width + 1), width, dtype=torch.int64, device=mask.device)",

@@ -62,25 +62,23 @@ class Branching:
 
         Branches come in the order of the rows that they leave.
         """
-        every = torch.arange(len(sizes), device=sizes.device)
         if self.budget is None or len(sizes) == 0:
-            return every, torch.ones_like(sizes)
-        context = trajectories.contexts[row]
-        if self.budget_per == "update":
-            context = torch.zeros_like(context)
-        shared = noise.shared_key(trajectories.examples, BUDGET)
-        kept, weights = [], []
+            return torch.arange(len(sizes), device=sizes.device), torch.ones_like(sizes)
+        per_update = self.budget_per == "update"
         # Rows come in the order of their contexts, so each context's branches are a run.
-        for pool in every.split(context.bincount().tolist()):
-            if len(pool) == 0:
-                continue
-            s = keep_probabilities(sizes[pool], self.budget)
-            example = trajectories.examples[row[pool[:1]]]
-            keys = shared if self.budget_per == "update" else noise.keys(example, BUDGET)
-            start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]
-            chosen = systematic_sample(s, start)
-            kept.append(pool[chosen])
-            weights.append((1 / s[chosen]).to(sizes.dtype))
+        pools = [len(sizes)] if per_update else trajectories.contexts[row].bincount().tolist()
+        shared = noise.shared_key(trajectories.examples, BUDGET)
+        kept, weights, first = [], [], 0
+        for count in pools:
+            if count > 0:
+                s = keep_probabilities(sizes[first : first + count], self.budget)
+                example = trajectories.examples[row[first]][None]
+                keys = shared if per_update else noise.keys(example, BUDGET)
+                start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]
+                chosen = systematic_sample(s, start)
+                kept.append(first + chosen)
+                weights.append((1 / s[chosen]).to(sizes.dtype))
+            first += count
         return torch.cat(kept), torch.cat(weights)
 
     def branches(

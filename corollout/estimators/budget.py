@@ -16,13 +16,17 @@ def keep_probabilities(sizes: Float[Tensor, " branch"], count: int) -> Float[Ten
     sizes = sizes.double()
     if count >= len(sizes):
         return torch.ones_like(sizes)
-    positive = sizes[sizes > 0]
-    sizes = torch.where(sizes > 0, sizes, positive.min()) / positive.max() if len(positive) else sizes + 1
+    if not sizes.max() > 0:
+        sizes = torch.ones_like(sizes)
+    elif not sizes.min() > 0:
+        sizes = torch.where(sizes > 0, sizes, sizes[sizes > 0].min())
+    sizes = sizes / sizes.max()
     # From the largest on: the first i are certain if what is left for the others would still give the next one ≥ 1.
-    ordered = sizes.sort(descending=True).values
-    tail = ordered.flip(0).cumsum(0).flip(0)
-    left = count - torch.arange(len(sizes), device=sizes.device)
-    certain = int((left[:count] * ordered[:count] >= _CERTAIN * tail[:count]).long().cumprod(0).sum())
+    # No more than ``count`` can be; all others only count with their sum.
+    largest, where = sizes.topk(count)
+    tail = largest.flip(0).cumsum(0).flip(0) + sizes.scatter(0, where, 0.0).sum()
+    left = count - torch.arange(count, device=sizes.device)
+    certain = int((left * largest >= _CERTAIN * tail).long().cumprod(0).sum())
     if certain == count:
         certain -= 1
     scale = (count - certain) / tail[certain]
@@ -34,9 +38,10 @@ def systematic_sample(probabilities: Float[Tensor, " branch"], start: Float[Tens
     """Positions kept by systematic sampling: a comb of spacing 1, shifted by ``start`` in (0, 1), on the cumulated
     probabilities. Each is kept with its probability, and their number is the sum of the probabilities, exactly."""
     certain = probabilities == 1
-    open_ends = (~certain).nonzero().squeeze(1)
-    cumulated = probabilities[open_ends].cumsum(0)
-    ticks = round(float(cumulated[-1])) if len(open_ends) else 0
-    comb = start.to(cumulated.dtype) + torch.arange(ticks, device=cumulated.device)
-    hit = torch.searchsorted(cumulated, comb, right=True).clamp_(max=len(open_ends) - 1)
-    return torch.cat([certain.nonzero().squeeze(1), open_ends[hit]]).sort().values
+    # What is certain has no width here: no tick meets it.
+    cumulated = torch.where(certain, 0.0, probabilities).cumsum(0)
+    total = cumulated[-1:]
+    comb = start.to(cumulated.dtype) + torch.arange(round(float(total.sum())), device=cumulated.device)
+    last = torch.searchsorted(cumulated, total)
+    hit = torch.minimum(torch.searchsorted(cumulated, comb, right=True), last)
+    return torch.cat([certain.nonzero().squeeze(1), hit]).sort().values

@@ -136,8 +136,10 @@ def _actions(
     rows, steps = trajectories.mask.nonzero(as_tuple=True)
     p = trajectories.logits[rows, steps].double().softmax(1)
     p.scatter_(1, trajectories.tokens[rows, steps][:, None], 0.0)
-    cell, action = p.nonzero(as_tuple=True)
-    return rows[cell], steps[cell], action, p[cell, action]
+    possible = p > 0
+    count = possible.sum(1)
+    action = torch.arange(p.shape[1], device=p.device).expand_as(p)[possible]
+    return rows.repeat_interleave(count), steps.repeat_interleave(count), action, p[possible]
 
 
 def _decisions(

@@ -230,13 +230,14 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, bel
     ends = [one.bands[panel.key].x[-1] for one in curves if panel.key in one.bands]
     divisor, unit = _unit(x, max(ends))
     factor = 100 if panel.scale == "percent" else 1
-    is_far = max(ends) > _FAR * min(ends) > 0
+    shortest = min((end for end in ends if end > 0), default=0.0)  # a run without updates has no length
+    is_far = max(ends) > _FAR * shortest > 0
     for number, one in enumerate(curves):
         band = one.bands.get(panel.key)
         if band is None:
             continue
         colour, marker = colour_of(number), MARKERS[number % len(MARKERS)]
-        drawn = np.array(band.x) >= (min(ends) / _BEFORE if is_far else 0)
+        drawn = np.array(band.x) >= (shortest / _BEFORE if is_far else 0)
         places = np.array(band.x)[drawn] / divisor
         low, mean, high = (factor * np.array(values)[drawn] for values in (band.low, band.mean, band.high))
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
@@ -263,7 +264,7 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, bel
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:,g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(min(ends) / _BEFORE / divisor, max(ends) / divisor * 1.05)
+        axes.set_xlim(shortest / _BEFORE / divisor, max(ends) / divisor * 1.05)
     else:
         axes.set_xlim(0, max(ends) / divisor * 1.02 or 1)
     if panel.key == "rollouts_per_step":
