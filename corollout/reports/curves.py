@@ -238,6 +238,8 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, bel
             continue
         colour, marker = colour_of(number), MARKERS[number % len(MARKERS)]
         drawn = np.array(band.x) >= (shortest / _BEFORE if is_far else 0)
+        if not drawn.any():  # a run without updates, on an axis that has no zero
+            continue
         places = np.array(band.x)[drawn] / divisor
         low, mean, high = (factor * np.array(values)[drawn] for values in (band.low, band.mean, band.high))
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)

@@ -132,15 +132,16 @@ def test_the_axis_is_logarithmic_if_one_curve_is_far_longer(longest: float, scal
         x = [0.0, end / 20, end / 2, end]
         return Curves(label, {"rollouts_per_step": Band(x, x, x, x)}, {}, "karel")
 
-    (axes,) = draw_curves([one("A", 100.0), one("B", longest)], "tokens").axes
+    nothing = Curves("C", {"rollouts_per_step": Band([0.0], [1.0], [1.0], [1.0])}, {}, "karel")
+    (axes,) = draw_curves([one("A", 100.0), one("B", longest), nothing], "tokens").axes
     assert axes.get_xscale() == scale
     ends = [np.asarray(line.get_xdata()) for line in axes.get_lines()]
-    assert [float(x[-1]) for x in ends] == [0.1, longest / 1000]
+    assert [float(x[-1]) for x in ends[:2]] == [0.1, longest / 1000]
     if scale == "log":  # which has no place for 0, nor for what is far before the shortest curve's end
         assert [len(x) for x in ends] == [2, 3]
         assert axes.get_xlim()[0] == pytest.approx(0.01)
     else:
-        assert [len(x) for x in ends] == [4, 4]
+        assert [len(x) for x in ends] == [4, 4, 1]
 
 
 def test_bad_input(tmp_path: Path):
