@@ -42,9 +42,10 @@ class Outcome:
         return float(np.mean([run["rollouts"][end] for run in self.runs])) if self.runs[0]["rollouts"] else None
 
 
-def reward_at(run: Found, seconds: float) -> float:
-    """A run's reward after some seconds, between the evaluations before and after; the last one's if none is after."""
-    return float(np.interp(seconds, run["curve"]["seconds"], run["curve"]["reward"]))
+def reward_at(run: Found, place: float | int, axis: Axis = "seconds") -> float:
+    """A run's reward after some seconds, tokens or updates, between the evaluations before and after; the last one's
+    if none is after."""
+    return float(np.interp(place, run["curve"][axis], run["curve"]["reward"]))
 
 
 def outcomes(results: Results) -> list[Outcome]:
@@ -129,6 +130,8 @@ def _lead(results: Results) -> str:
 
 def _table(plan: ColdStart, found: Sequence[Outcome], vocab: int) -> TextTable:
     rows = []
+    ends = [run["curve"]["tokens"][-1] for one in found for run in one.runs]
+    shared = min((end for end in ends if end > 0), default=0)  # tokens that every run has, of those that make any
     for one in found:
         spread = f" ± {np.std(one.final, ddof=1):.3f}" if len(one.final) > 1 else ""
         rows.append(
@@ -136,10 +139,12 @@ def _table(plan: ColdStart, found: Sequence[Outcome], vocab: int) -> TextTable:
                 one.label,
                 f"{one.rate:g}" if one.mean("updates") else NOTHING,
                 f"{np.mean(one.final):.3f}{spread}",
+                f"{np.mean([reward_at(run, shared, 'tokens') for run in one.runs]):.3f}"
+                if one.mean("updates")
+                else NOTHING,
                 number(one.mean("updates")),
                 count_words(one.mean("tokens")),
-                number(one.rollouts(0)),
-                number(one.rollouts(1)),
+                _rollouts(one),
                 number(one.first_update["seconds"]),
             ]
         )
@@ -147,12 +152,18 @@ def _table(plan: ColdStart, found: Sequence[Outcome], vocab: int) -> TextTable:
     note = (
         f"Reward: mean of {plan.samples} sequences for each context after {plan.seconds:g} seconds, with the best "
         f"learning rate of {', '.join(f'{rate:g}' for rate in plan.rates)}; mean over seeds, ± their standard "
-        f"deviation. At the start it is {start:.3f}. Rollouts for each token of the main trajectories, in the first "
-        "and in the last tenth of the updates. First seconds: those of the first update. A method whose first update "
-        "takes longer than a run has seconds makes none."
+        f"deviation. At the start it is {start:.3f}. Equal tokens: the reward of the same runs after {shared:,} "
+        "tokens, the fewest that any of them has. Rollouts for each token of the main trajectories, in the first and "
+        "in the last tenth of the updates. First seconds: those of the first update. A method whose first update takes "
+        "longer than a run has seconds makes none."
     )
-    counts = ["updates", "tokens", "first rollouts", "last rollouts", "first seconds"]
-    return TextTable(f"V = {vocab:,}", ["method", "rate", "reward", *counts], rows, [note])
+    counts = ["updates", "tokens", "rollouts", "first seconds"]
+    return TextTable(f"V = {vocab:,}", ["method", "rate", "reward", "equal tokens", *counts], rows, [note])
+
+
+def _rollouts(one: Outcome) -> str:
+    first, last = (NOTHING if (some := one.rollouts(end)) is None else f"{some:.1f}" for end in (0, 1))
+    return first if first == last else f"{first}→{last}"
 
 
 def _rates_table(plan: ColdStart, found: Sequence[Outcome]) -> TextTable:
