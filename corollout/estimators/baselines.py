@@ -154,7 +154,7 @@ def _of_softmax(trajectories: Trajectories, rows: Tensor, same: Tensor, logits: 
     p = logits.softmax(-1)
     tokens = torch.where(trajectories.mask, trajectories.tokens, 0)
     own = p.gather(2, tokens[:, :, None]).squeeze(2)[rows]
-    square = (p**2).sum(-1)[rows]
+    square = torch.linalg.vecdot(p, p)[rows]
     return same.to(p.dtype) - own[:, :, None] - own[:, None] + square[:, :, None]
 
 

@@ -145,7 +145,9 @@ class Softmax(Head):
         logits = outputs.double()
         values = logits.log_softmax(1) + log_prob[:, None]
         free = values - exponential(keys, steps, logits.shape[1], torch.float64).log_()
-        ranks, tokens = conditional_gumbels(free, rank).topk(min(count, logits.shape[1]), 1)
+        # Given their maximum, numbers are in the same order.
+        largest, tokens = free.topk(min(count, logits.shape[1]), 1)
+        ranks = conditional_gumbels(largest, rank)
         return Perturbed(ranks, values.gather(1, tokens), tokens, logits.amax(1).isfinite())
 
     def logits(
