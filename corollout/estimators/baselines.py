@@ -154,7 +154,7 @@ def _of_softmax(trajectories: Trajectories, rows: Tensor, same: Tensor, logits: 
     p = logits.softmax(-1)
     tokens = torch.where(trajectories.mask, trajectories.tokens, 0)
     own = p.gather(2, tokens[:, :, None]).squeeze(2)[rows]
-    square = torch.linalg.vecdot(p, p)[rows]
+    square = torch.linalg.vector_norm(p, dim=-1)[rows] ** 2
     return same.to(p.dtype) - own[:, :, None] - own[:, None] + square[:, :, None]
 
 
