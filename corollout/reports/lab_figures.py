@@ -114,9 +114,9 @@ def variance_figure(lab: Lab, kind: Kind = "tokens") -> Figure:
         if rows:
             _spread(axes, rows, kind)
             _diagonals(axes, lab, kind)
-            _name_points(figure, axes, rows, kind, colours)
         _log_ticks(axes, "x")
         _log_ticks(axes, "y")
+        _name_points(figure, axes, rows, kind, colours)
     return figure
 
 
@@ -166,17 +166,18 @@ def _diagonals(axes: Axes, lab: Lab, kind: Kind) -> None:
 
 
 def _name_points(figure: Figure, axes: Axes, rows: Sequence[Row], kind: Kind, colours: dict[str, str]) -> None:
-    """Names beside the points, each at the first of some places where it covers no other name or point."""
+    """Names beside the points, each at the first of some places inside where it covers no other name or point."""
     figure.draw_without_rendering()
+    inside = axes.bbox.extents
     points = [axes.transData.transform((row.costs[kind].value, row.variance.value)) for row in rows]
     taken = [_box(x - 4, y - 4, 8.0, 8.0) for x, y in points]
     for row, (x, y) in zip(rows, points, strict=True):
         text = _label(row)
-        width, height = 4.6 * len(text) * figure.dpi / 72, 9 * figure.dpi / 72
+        width, height = 4.0 * len(text) * figure.dpi / 72, 9 * figure.dpi / 72
         places = [(dx, dy, side) for reach in (7.0, 14.0, 24.0) for dx, dy, side in _around(reach)]
         boxes = [_placed(x, y, place, width, height, figure.dpi / 72) for place in places]
-        cover = [sum(_overlap(box, other) for other in taken) for box in boxes]
-        best = int(np.argmin(cover))
+        cover = [sum(_overlap(box, other) for other in taken) + width * height - _overlap(box, inside) for box in boxes]
+        best = int(np.argmin(np.round(cover, 3)))
         dx, dy, side = places[best]
         taken.append(boxes[best])
         axes.annotate(
@@ -190,7 +191,7 @@ def _name_points(figure: Figure, axes: Axes, rows: Sequence[Row], kind: Kind, co
             color=colours[row.estimator],
             bbox=_GROUND,
             zorder=1.5,
-        )
+        ).set_in_layout(False)  # the points stay where they are
 
 
 def _around(reach: float) -> list[tuple[float, float, str]]:
