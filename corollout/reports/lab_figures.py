@@ -168,7 +168,7 @@ def _diagonals(axes: Axes, lab: Lab, kind: Kind) -> None:
 def _name_points(figure: Figure, axes: Axes, rows: Sequence[Row], kind: Kind, colours: dict[str, str]) -> None:
     """Names beside the points, each at the first of some places inside where it covers no other name or point."""
     figure.draw_without_rendering()
-    inside = axes.bbox.extents
+    inside = np.array(axes.bbox.extents)
     points = [axes.transData.transform((row.costs[kind].value, row.variance.value)) for row in rows]
     taken = [_box(x - 4, y - 4, 8.0, 8.0) for x, y in points]
     for row, (x, y) in zip(rows, points, strict=True):
