@@ -134,14 +134,13 @@ def _table(plan: ColdStart, found: Sequence[Outcome], vocab: int) -> TextTable:
     shared = min((end for end in ends if end > 0), default=0)  # tokens that every run has, of those that make any
     for one in found:
         spread = f" ± {np.std(one.final, ddof=1):.3f}" if len(one.final) > 1 else ""
+        early = np.mean([reward_at(run, shared, "tokens") for run in one.runs])
         rows.append(
             [
                 one.label,
                 f"{one.rate:g}" if one.mean("updates") else NOTHING,
                 f"{np.mean(one.final):.3f}{spread}",
-                f"{np.mean([reward_at(run, shared, 'tokens') for run in one.runs]):.3f}"
-                if one.mean("updates")
-                else NOTHING,
+                f"{early:.3f}" if one.mean("updates") else NOTHING,
                 number(one.mean("updates")),
                 count_words(one.mean("tokens")),
                 _rollouts(one),

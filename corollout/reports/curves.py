@@ -10,10 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from corollout.errors import InputError
-from corollout.reports.figures import COLOURS, MARKERS, STYLE
+from corollout.reports.figures import COLOURS, MARKERS, STYLE, log_ticks
 from corollout.tasks.registry import kind_of
 from corollout.training.runs import Run
 
@@ -263,9 +262,7 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[Curves], x: Axis, bel
     axes.set_title(panel.title)
     if is_far:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:,g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
+        log_ticks(axes.xaxis)
         axes.set_xlim(shortest / _BEFORE / divisor, max(ends) / divisor * 1.05)
     else:
         axes.set_xlim(0, max(ends) / divisor * 1.02 or 1)

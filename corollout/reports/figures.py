@@ -7,7 +7,9 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")  # files only, no window
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Colour-blind safe (Okabe, Ito; the last two Tol), one for each series in order.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
@@ -36,3 +38,10 @@ def svg(figure: Figure, prefix: str = "") -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     return re.sub(r'((?:\bid="|url\(#|href="#))', rf"\g<1>{prefix}", text) if prefix else text
+
+
+def log_ticks(axis: Axis, digits: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+    """Ticks of a logarithmic axis at some digits of every decade, written as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=digits, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}"))
+    axis.set_minor_locator(NullLocator())

@@ -6,11 +6,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from corollout.lab import KINDS, Interval, Kind, Lab, Row
-from corollout.reports.figures import COLOURS, STYLE
+from corollout.reports.figures import COLOURS, STYLE, log_ticks
 
 BETTER, WORSE, UNDECIDED = COLOURS[0], COLOURS[1], "#7f7f7f"
 NAMES: dict[Kind, str] = {"tokens": "tokens", "calls": "reward calls", "seconds": "seconds"}
@@ -44,7 +44,7 @@ def cost_figure(labs: Sequence[tuple[str, Lab]]) -> Figure:
             if len(labs) > 1:
                 grid[line][0].set_ylabel(label, fontweight="bold")
         for axes in grid.flat:
-            _log_ticks(axes, "x")
+            _log_ticks(axes.xaxis)
     return figure
 
 
@@ -114,8 +114,8 @@ def variance_figure(lab: Lab, kind: Kind = "tokens") -> Figure:
         if rows:
             _spread(axes, rows, kind)
             _diagonals(axes, lab, kind)
-        _log_ticks(axes, "x")
-        _log_ticks(axes, "y")
+        _log_ticks(axes.xaxis)
+        _log_ticks(axes.yaxis)
         _name_points(figure, axes, rows, kind, colours)
     return figure
 
@@ -222,11 +222,7 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.prod(sides.clip(min=0)))
 
 
-def _log_ticks(axes: Axes, which: str) -> None:
-    """Ticks at 1, 2 and 5 where there is room, written as plain numbers."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    decades = np.log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2.5 else (1.0, 2.0, 5.0), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
+def _log_ticks(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 where there is room."""
+    low, high = axis.get_view_interval()
+    log_ticks(axis, (1.0,) if np.log10(high / low) > 2.5 else (1.0, 2.0, 5.0))
