@@ -24,6 +24,8 @@ from torch import Tensor
 from corollout.types import Decisions, Trajectories
 
 _DECAY = 0.9  # how much of what was learned before still counts after a batch
+_LEAST_RIDGE = 1e-9  # of the diagonal that it is added to
+_TINY = 1e-200  # smaller numbers would overflow when they are divided by
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,11 @@ class Fit:
             matrix, right, contexts = matrix + past.matrix, right + past.right, contexts + past.contexts
             length, reward = length + past.length, reward + past.reward
         ridge = torch.stack([length / reward, length / contexts], 1)
-        # Where no gradient was seen yet, nothing is to be changed.
-        ridge = torch.where(ridge > 0, ridge, 1.0)
+        # Without gradients there is no noise to set the ridge, and equal rewards make the variates parallel: the ridge
+        # never falls below what keeps the system well conditioned. A variate that is zero everywhere gets no weight.
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        ridge = torch.fmax(ridge, _LEAST_RIDGE * diagonal)
+        ridge = torch.where((diagonal > _TINY) & (ridge > _TINY), ridge, 1.0)
         coefficients = torch.linalg.solve(matrix + torch.diag_embed(ridge), right)
         return (self.variates @ coefficients[:, :, None]).squeeze(2)
 

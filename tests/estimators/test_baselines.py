@@ -178,6 +178,39 @@ def test_gradients_are_in_the_precision_of_the_logits(estimator: Any):
     torch.testing.assert_close(single.double(), found.gradient, rtol=1e-4, atol=1e-5)
 
 
+# Equal rewards
+
+
+@pytest.mark.parametrize(("contexts", "value", "batches"), [(1, 1e7, 2), (2, 1.0, 40), (6, -1.0, 2)])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=NAMES)
+@pytest.mark.parametrize("estimator", FITTED, ids=str)
+def test_equal_rewards_make_a_fit_that_exists(
+    estimator: Any, problem: Callable[[], Problem], contexts: int, value: float, batches: int
+):
+    """Advantages are zero but for rounding, so the data say nothing about the noise; also not over and over again."""
+    for _ in range(batches):
+        found = drawn(problem(), estimator, list(range(contexts)))
+        found.rewards.fill_(value)
+        assert bool(found.gradient.isfinite().all())
+        if isinstance(estimator, RLOO):
+            assert float(found.gradient.abs().max()) < 1e-6 * abs(value)
+        estimator = found.taught(estimator)
+        assert all(bool(tensor.isfinite().all()) for tensor in estimator.memory().values())
+
+
+@pytest.mark.parametrize("estimator", FITTED, ids=str)
+def test_rare_rewards_make_a_fit_that_exists(estimator: Any):
+    """Rewards of ±1, nearly all of them −1: most contexts show nothing."""
+    problem = three_of_four()
+    for batch in range(15):
+        found = drawn(problem, estimator, [8 * batch + i for i in range(8)])
+        found.rewards.fill_(-1.0)
+        if batch % 7 == 0:
+            found.rewards[0] = 1.0
+        assert bool(found.gradient.isfinite().all())
+        estimator = found.taught(estimator)
+
+
 # What is remembered
 
 
