@@ -21,9 +21,9 @@ from corollout import Engine, Noise
 from corollout.data import Batch, Columns
 from corollout.estimators import make_estimator
 from corollout.rewards import Reward
-from corollout.rewards.cider import CiderReward
-from corollout.rewards.references import References
 from corollout.tasks.captioning.model import CaptionPolicy
+from corollout.text_metrics.cider import CiderReward
+from corollout.text_metrics.references import References
 from corollout.training.estimate import Estimate, estimate
 
 SEED = 1

@@ -27,16 +27,16 @@ from benchmarks.harness import Contestant, Result, Target, figure, milliseconds,
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.noise import Noise
-from corollout.rewards.cider import Cider
-from corollout.rewards.frequencies import DocumentFrequencies
-from corollout.rewards.references import References
-from corollout.rewards.tokens import Tokens
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.tasks.captioning.scenes import make_scenes
 from corollout.tasks.captioning.settings import ModelSettings, scale
 from corollout.tasks.captioning.task import CaptionTask
+from corollout.text_metrics.cider import Cider
+from corollout.text_metrics.frequencies import DocumentFrequencies
+from corollout.text_metrics.references import References
+from corollout.text_metrics.tokens import Tokens
 from corollout.training.estimate import estimate
-from corollout.training.mle import TeacherForcing
+from corollout.training.mle import MLETrainer
 
 SEED = 1
 IMAGES, REFERENCES = 50, 5
@@ -50,12 +50,12 @@ class Sizes(NamedTuple):
     rounds: int  # hypotheses for each image
     plain: int  # how many of them the reference scorer does in one measurement
     collection: int  # images of the large collection, and scenes to learn from
-    lessons: int  # updates by maximum likelihood
+    mle_data: int  # updates by maximum likelihood
     repetitions: int
 
 
-FULL = Sizes(rounds=400, plain=20, collection=5000, lessons=300, repetitions=11)
-QUICK = Sizes(rounds=4, plain=2, collection=60, lessons=5, repetitions=2)
+FULL = Sizes(rounds=400, plain=20, collection=5000, mle_data=300, repetitions=11)
+QUICK = Sizes(rounds=4, plain=2, collection=60, mle_data=5, repetitions=2)
 UPDATE, ZIPF = "rollouts of ARS-20", "COCO's vocabulary"
 
 ARRAY, LISTS, LARGE, REFERENCE = "ours, array in", "ours, lists in", "ours, lists in, large collection", "pycocoevalcap"
@@ -91,7 +91,7 @@ def rolled_out(sizes: Sizes) -> tuple[list[list[list[int]]], list[list[int]]]:
         engine = task.engine(SEED)
         assert isinstance(engine.policy, CaptionPolicy)
         optimizer = torch.optim.Adam(engine.policy.parameters(), settings["pretrain"]["learning_rate"])
-        for _ in TeacherForcing(engine, task.lessons, optimizer, batch_size=50, seed=SEED).run(updates=sizes.lessons):
+        for _ in MLETrainer(engine, task.mle_data, optimizer, batch_size=50, seed=SEED).run(updates=sizes.mle_data):
             pass
         batch = task.train.columns.batch(range(IMAGES))
         made = estimate(engine, batch, task.reward(), make_estimator("ars-20"), Noise(SEED))

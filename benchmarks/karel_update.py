@@ -42,9 +42,9 @@ from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.karel.settings import ModelSettings, scale
 from corollout.tasks.karel.task import KarelTask, karel_columns
 from corollout.training.checkpoints import read_weights, write_weights
-from corollout.training.diagnostics import flat_gradient
 from corollout.training.estimate import Estimate, estimate
-from corollout.training.mle import TeacherForcing
+from corollout.training.mle import MLETrainer
+from corollout.training.variance import flat_gradient
 from corollout.types import Branches, Sampler, Sequences, Trajectories
 
 SEED = 1
@@ -67,7 +67,7 @@ class Sizes(NamedTuple):
     tasks: int
     shortest: int
     longest: int
-    lessons: int  # updates by maximum likelihood
+    mle_data: int  # updates by maximum likelihood
     rate: float
     batch: int
     batches: int
@@ -82,7 +82,7 @@ def full_sizes() -> Sizes:
         tasks=4000,
         shortest=limits["shortest"],
         longest=limits["longest"],
-        lessons=3000,
+        mle_data=3000,
         rate=teaching["learning_rate"],
         batch=small["finetune"]["batch_size"],
         batches=10,
@@ -94,7 +94,7 @@ def long_sizes() -> Sizes:
     """The same network, but programs as long as the paper's; they are harder, so it is taught for longer."""
     sizes = full_sizes()
     model = replace(sizes.model, largest_world=8, max_length=48)
-    return sizes._replace(model=model, longest=45, lessons=1500, repetitions=10)
+    return sizes._replace(model=model, longest=45, mle_data=1500, repetitions=10)
 
 
 QUICK = Sizes(
@@ -102,7 +102,7 @@ QUICK = Sizes(
     tasks=8,
     shortest=5,
     longest=7,
-    lessons=80,
+    mle_data=80,
     rate=2e-2,
     batch=4,
     batches=2,
@@ -254,7 +254,7 @@ def teach(problem: Problem, columns: Columns, folder: Path) -> None:
         policy.load_state_dict(read_weights(path)[0])
         return
     optimizer = torch.optim.Adam(policy.parameters(), sizes.rate)
-    for _ in TeacherForcing(problem.engine, columns, optimizer, batch_size=64, seed=SEED).run(updates=sizes.lessons):
+    for _ in MLETrainer(problem.engine, columns, optimizer, batch_size=64, seed=SEED).run(updates=sizes.mle_data):
         pass
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(path, policy.state_dict(), {})

@@ -10,10 +10,10 @@ from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.training import (
     Estimate,
+    MLETrainer,
     Probe,
     Run,
     Schedule,
-    TeacherForcing,
     Trainer,
     estimate,
     evaluate,
@@ -32,6 +32,7 @@ __all__ = [
     "Estimate",
     "InputError",
     "Interrupted",
+    "MLETrainer",
     "Noise",
     "Policy",
     "PolicyError",
@@ -40,7 +41,6 @@ __all__ = [
     "RewardError",
     "Run",
     "Schedule",
-    "TeacherForcing",
     "Trainer",
     "estimate",
     "estimate_gradient",

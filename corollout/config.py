@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from corollout.errors import InputError
+from corollout.files import read_text, write_file
 
 NONE = "none"
 T = TypeVar("T")
@@ -30,9 +31,37 @@ def option(
     least: float | int | None = None,
     most: float | int | None = None,
     choices: Sequence[str | int | float] | None = None,
+    formerly: str | None = None,
+    flags: Sequence[str] = (),
+    metavar: str | None = None,
 ) -> Any:
-    """A field of a settings class: its default, one line about it, its smallest and largest value, or its choices."""
-    return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, "choices": choices})
+    """A field of a settings class: its default, one line about it, its smallest and largest value, or its choices.
+
+    ``formerly`` is a name that it has in older files. On the command line it is called ``--name``, unless ``flags``
+    says otherwise.
+    """
+    metadata = {"help": help, "least": least, "most": most, "choices": choices, "formerly": formerly}
+    metadata |= {"flags": tuple(flags), "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def required(help: str, **more: Any) -> Any:
+    """An option without a default."""
+    return option(dataclasses.MISSING, help, **more)
+
+
+def argument(help: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
+    """A field that stands on the command line by its place, without a flag."""
+    field = option(default, help, **more)
+    field.metadata = {**field.metadata, "positional": True}
+    return field
+
+
+def switch(help: str, **more: Any) -> Any:
+    """An option that is off unless its flag is given: ``--json``."""
+    field = option(False, help, **more)
+    field.metadata = {**field.metadata, "switch": True}
+    return field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +77,10 @@ class Option:
     least: float | int | None
     most: float | int | None
     choices: tuple[str | int | float, ...] | None
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    positional: bool = False
+    switch: bool = False
 
     @property
     def name(self) -> str:
@@ -155,22 +188,14 @@ def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the settings {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the settings {path} are no UTF-8 text: {error}") from error
+        return tomllib.loads(read_text(path, "the settings "))
     except tomllib.TOMLDecodeError as error:  # it says the line and the column
-        raise InputError(f"the settings {path} are no TOML: {error}") from error
+        raise InputError(f"the settings {path} are not valid TOML: {error}") from error
 
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
     """Write a table to a TOML file."""
-    text = toml_text(table)
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the settings {path}: {error.strerror or error}") from error
+    write_file(path, toml_text(table), what="the settings ")
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
@@ -184,6 +209,8 @@ def toml_text(table: Mapping[str, Any]) -> str:
 def _build(cls: type[T], table: Mapping[str, Any], base: Any, where: str, path: tuple[str, ...]) -> T:
     fields = _fields(cls)
     names = [name for name, _, _ in fields]
+    older = {field.metadata.get("formerly"): name for name, field, _ in fields}
+    table = {older.get(key, key) if key not in names else key: value for key, value in table.items()}
     for key in table:
         if key not in names:
             close = difflib.get_close_matches(key, names, n=1)
@@ -241,9 +268,12 @@ def _option(path: tuple[str, ...], field: "dataclasses.Field[Any]", kind: Any, d
         kind = type(choices[0])
     if kind not in (bool, int, float, str, Path) or (several and kind is bool):
         raise TypeError(f"settings of the type {kind} ({'.'.join(path)}) are not supported")
-    words, least, most = field.metadata.get("help", ""), field.metadata.get("least"), field.metadata.get("most")
     known = None if choices is None else tuple(choices)
-    return Option(path, kind, several, optional, default, words, least, most, known)
+    more = {
+        name: field.metadata[name] for name in ("flags", "metavar", "positional", "switch") if name in field.metadata
+    }
+    help, least, most = field.metadata.get("help", ""), field.metadata.get("least"), field.metadata.get("most")
+    return Option(path, kind, several, optional, default, help, least, most, known, **more)
 
 
 def _raw(value: Any) -> Any:

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.threads import by_rows
+from corollout.row_threads import by_rows
 from corollout.types import full_precision
 
 _GAMMA = 0x9E3779B97F4A7C15

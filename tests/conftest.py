@@ -1,9 +1,5 @@
-"""Test support lies in the tests folder itself."""
-
-import sys
-from pathlib import Path
+"""Settings of the whole test run."""
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)

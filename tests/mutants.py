@@ -1,6 +1,6 @@
 """Alter the estimators, one sign, factor or index at a time, and see that the proof of unbiasedness notices.
 
-    python tests/mutants.py [--shard I/N] [--function NAME] [--verbose]
+    python -m tests.mutants [--shard I/N] [--function NAME] [--verbose]
 
 A mutant is one function of the package with one place of its syntax tree changed; its compiled code takes the place
 of the function's own. It is caught if any of its cases deviates or raises. The few that may live are listed with the
@@ -16,24 +16,20 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from baseline_reference import products_agree, shrunk_agrees
-from coefficient_reference import means_agree, sums_agree
-from literal import ESTIMATORS, ON_TREES, agrees
-from pairs_reference import kinds_agree, learning_agrees
-from pseudo_reference import swaps_agree
-from search_reference import gumbels_agree, perturbed_agrees, searches_agree
-from set_reference import ratios_agree, tables_agree
-from unbiased_cases import BY_NAME, LIMIT, Case
-
 from corollout.estimators import ARS, GRPO, RLOO, Estimator
+from tests.support.baseline_reference import products_agree, shrunk_agrees
+from tests.support.coefficient_reference import means_agree, sums_agree
+from tests.support.literal import ESTIMATORS, ON_TREES, agrees
+from tests.support.pairs_reference import kinds_agree, learning_agrees
+from tests.support.pseudo_reference import swaps_agree
+from tests.support.search_reference import gumbels_agree, perturbed_agrees, searches_agree
+from tests.support.set_reference import ratios_agree, tables_agree
+from tests.support.unbiased_cases import BY_NAME, LIMIT, Case
 
 
 def _formulas_agree(which: Callable[[Estimator], bool] = lambda estimator: True) -> bool:

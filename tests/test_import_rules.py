@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     besides: tuple[str, ...] = ()  # rooms inside the room to which the rule does not apply
 
 
-SHARED = ("corollout.types", "corollout.errors", "corollout.threads")
+SHARED = ("corollout.types", "corollout.errors", "corollout.row_threads")
 
 RULES = [
     Rule("corollout.noise", only=SHARED),
@@ -28,8 +28,8 @@ RULES = [
     Rule("corollout.trees", only=(*SHARED, "corollout.noise")),
     Rule("corollout.estimators", only=(*SHARED, "corollout.noise")),
     Rule("corollout.policies", only=(*SHARED, "corollout.noise", "corollout.trees")),
-    Rule("corollout.searches", only=(*SHARED, "corollout.noise", "corollout.policies")),
-    Rule("corollout.rollouts", only=(*SHARED, "corollout.noise", "corollout.policies", "corollout.searches")),
+    Rule("corollout.rollouts.search", only=(*SHARED, "corollout.noise", "corollout.policies")),
+    Rule("corollout.rollouts", only=(*SHARED, "corollout.noise", "corollout.policies", "corollout.rollouts.search")),
     Rule("corollout.rewards", only=SHARED),
     Rule("corollout.tasks", never=("corollout.training", "corollout.cli", "corollout.reports")),
     Rule("corollout.training", never=("corollout.tasks", "corollout.experiments", "corollout.reports")),
@@ -111,19 +111,19 @@ BROKEN = [
     ("corollout/estimators/plan.py", "from corollout import *", "corollout.*"),
     ("corollout/policies/lstm.py", "from corollout import rewards as r", "corollout.rewards"),
     ("corollout/rollouts.py", "from . import types, estimators", "corollout.estimators"),
-    ("corollout/searches.py", "from .rollouts import Engine", "corollout.rollouts.Engine"),
+    ("corollout/rollouts/search.py", "from .rollouts import Engine", "corollout.rollouts.Engine"),
     ("corollout/rewards/pool.py", "def f():\n    from ..tasks.karel import run", "corollout.tasks.karel.run"),
-    ("corollout/tasks/karel/data.py", "from ...training import loop", "corollout.training.loop"),
+    ("corollout/tasks/karel/data.py", "from ...training import loop", "corollout.training.finetuning"),
     ("corollout/tasks/karel/__init__.py", "from ... import reports", "corollout.reports"),
-    ("corollout/tasks/__init__.py", "import corollout.training.loop as loop", "corollout.training.loop"),
-    ("corollout/training/loop.py", "def f():\n    import os, rich.table", "rich.table"),
+    ("corollout/tasks/__init__.py", "import corollout.training.finetuning as loop", "corollout.training.finetuning"),
+    ("corollout/training/finetuning.py", "def f():\n    import os, rich.table", "rich.table"),
     ("corollout/training/fit.py", "from corollout.tasks.karel import run", "corollout.tasks.karel.run"),
-    ("corollout/lab/running.py", "from corollout.experiments import jobs", "corollout.experiments.jobs"),
+    ("corollout/lab/lab.py", "from corollout.experiments import jobs", "corollout.training.start"),
     ("corollout/experiments/table1.py", "from corollout.reports import html", "corollout.reports.html"),
     ("corollout/export/writing.py", "from ..reports import html", "corollout.reports.html"),
     ("corollout/export/runtime.py", "def f():\n    from corollout import noise", "corollout.noise"),
     ("corollout/export/runtime.py", "import torch", "torch"),
-    ("corollout/training/loop.py", "from matplotlib import pyplot", "matplotlib.pyplot"),
+    ("corollout/training/finetuning.py", "from matplotlib import pyplot", "matplotlib.pyplot"),
     ("corollout/__init__.py", "if True:\n    import typer", "typer"),
     ("corollout/reports/html.py", "from ..cli.main import app", "corollout.cli.main.app"),
     ("corollout/__init__.py", "from .cli import main", "corollout.cli.main"),
@@ -136,7 +136,7 @@ SOUND = [
     ("corollout/estimators/plan.py", "from corollout.noise import uniforms\nfrom .. import errors"),
     ("corollout/rollouts.py", "from .policies.protocol import Policy"),
     ("corollout/tasks/karel/model.py", "from ...policies import Head\nfrom ...estimators import Plan"),
-    ("corollout/training/loop.py", "import richness, typers"),
+    ("corollout/training/finetuning.py", "import richness, typers"),
     ("corollout/cli/main.py", "import rich, typer\nfrom .demo import demo\nfrom ..reports import table"),
     ("corollout/reports/figures.py", "import matplotlib.pyplot as plt"),
 ]
@@ -161,5 +161,5 @@ def test_a_violation_says_where_and_what() -> None:
     (violation,) = violations({"corollout/trees.py": "import torch\nfrom . import rollouts"})
     assert str(violation) == (
         "corollout/trees.py:2: corollout.trees must not import corollout.rollouts; "
-        "of ours it may import only corollout.types, corollout.errors, corollout.threads, corollout.noise"
+        "of ours it may import only corollout.types, corollout.errors, corollout.row_threads, corollout.noise"
     )

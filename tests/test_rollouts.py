@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from enumeration import Problem, TablePolicy
-from head_reference import plain_walk
 from torch import Tensor
 
 from corollout.errors import InputError, PolicyError
@@ -22,6 +20,8 @@ from corollout.rollouts import Engine, Mains
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.trees import huffman_tree
 from corollout.types import Branches, Sampler, Sequences
+from tests.support.enumeration import Problem, TablePolicy
+from tests.support.head_reference import plain_walk
 
 VOCAB, BOS, EOS, LENGTH = 6, 5, 0, 6
 EVERYTHING = 10**6

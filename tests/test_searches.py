@@ -7,10 +7,20 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from enumeration import TablePolicy, sequences_of
-from head_reference import chain, random_head
 from scipy.stats import kstest
-from search_reference import (
+from torch import Tensor
+
+from corollout.errors import PolicyError
+from corollout.noise import SET, Noise, conditional_gumbels, exponential
+from corollout.policies import RecurrentPolicy, TokenEncoder
+from corollout.policies.heads import SOFTMAX
+from corollout.policies.protocol import select
+from corollout.rollouts import Engine, Mains
+from corollout.trees import Tree, balanced_tree, huffman_tree, permuted
+from corollout.types import Sampler, Trajectories
+from tests.support.enumeration import TablePolicy, sequences_of
+from tests.support.head_reference import chain, random_head
+from tests.support.search_reference import (
     FREE,
     MOST,
     in_decimals,
@@ -21,17 +31,7 @@ from search_reference import (
     searches_agree,
     tables,
 )
-from torch import Tensor
-from tree_problems import UNBALANCED, TreeTable
-
-from corollout.errors import PolicyError
-from corollout.noise import SET, Noise, conditional_gumbels, exponential
-from corollout.policies import RecurrentPolicy, TokenEncoder
-from corollout.policies.heads import SOFTMAX
-from corollout.policies.protocol import select
-from corollout.rollouts import Engine, Mains
-from corollout.trees import Tree, balanced_tree, huffman_tree, permuted
-from corollout.types import Sampler, Trajectories
+from tests.support.tree_problems import UNBALANCED, TreeTable
 
 HEADS = {"softmax": 0, "masked": 1, "tree": 2}
 
@@ -92,7 +92,7 @@ def test_the_comparisons_with_twins_can_fail(monkeypatch: pytest.MonkeyPatch):
     assert searches_agree()
     assert perturbed_agrees()
     with monkeypatch.context() as altered:
-        altered.setattr("corollout.searches.SET", 99)
+        altered.setattr("corollout.rollouts.search.SET", 99)
         assert not searches_agree()
     monkeypatch.setattr("search_reference.exponential", lambda *given: 2 * exponential(*given))
     assert not perturbed_agrees()
@@ -404,7 +404,7 @@ def test_heads_equal_plain_recursions():
 
 
 def test_several_threads_do_the_same_as_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("corollout.threads._WORTH_IT", 1)
+    monkeypatch.setattr("corollout.row_threads._WORTH_IT", 1)
     head, (x, prefix) = random_head(TREES["huffman"]), given(301, 6)
     torch.set_num_threads(2)
     try:

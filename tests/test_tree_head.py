@@ -11,19 +11,19 @@ from collections.abc import Generator
 import numpy as np
 import pytest
 import torch
-from head_reference import CLOSE, chain, phi_of, plain_log_prob, plain_walk, random_head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
-from tree_problems import UNBALANCED
-from tree_reference import Nested, nested_trees, plain_paths, tree_of
 
 from corollout.errors import InputError, PolicyError
 from corollout.noise import MAIN, Noise, uniform
 from corollout.policies import TreeHead
 from corollout.policies.tree_head import path_logits
 from corollout.trees import Tree, balanced_tree, huffman_tree, permuted
+from tests.support.head_reference import CLOSE, chain, phi_of, plain_log_prob, plain_walk, random_head
+from tests.support.tree_problems import UNBALANCED
+from tests.support.tree_reference import Nested, nested_trees, plain_paths, tree_of
 
 PAIR = Tree(np.array([[-2, -1]], np.int32))  # token 1 to the left
 TREES = {
@@ -45,7 +45,7 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """As much work as there is, is handed out."""
-    monkeypatch.setattr("corollout.threads._WORTH_IT", 1)
+    monkeypatch.setattr("corollout.row_threads._WORTH_IT", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import Problem, TablePolicy
-from head_reference import chain, plain_log_prob, plain_walk, random_head
 from torch import Tensor
-from tree_problems import UNBALANCED, TreeProblem, TreeTable, words_of_five
 
 from corollout.data import Columns
 from corollout.errors import PolicyError
@@ -19,6 +16,9 @@ from corollout.rollouts import Engine, Mains
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.training import estimate
 from corollout.types import Branches, Sampler, Sequences
+from tests.support.enumeration import Problem, TablePolicy
+from tests.support.head_reference import chain, plain_log_prob, plain_walk, random_head
+from tests.support.tree_problems import UNBALANCED, TreeProblem, TreeTable, words_of_five
 
 
 def rows_of(sequences: Sequences) -> list[list[int]]:

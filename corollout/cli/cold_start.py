@@ -10,7 +10,7 @@ from corollout.cli.reproduce import JOBS, OUT, REPORT_ONLY, SEEDS, numbers
 from corollout.cli.tables import plain_table
 from corollout.errors import Interrupted
 from corollout.experiments.cold_start import Part, carry_out, open_results
-from corollout.reports.cold_start import write_cold_start
+from corollout.experiments.cold_start_report import write_cold_start
 
 
 def coldstart(

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from corollout.cli.data_captions import Scale, captions, check_captions
-from corollout.cli.features import features
-from corollout.cli.neighbours import neighbours
 from corollout.errors import InputError
 from corollout.reports.manifest import manifest
+from corollout.tasks.captioning.commands import Scale, captions, check_captions
+from corollout.tasks.captioning.features_command import features
+from corollout.tasks.captioning.neighbours_command import neighbours
 from corollout.tasks.karel.dataset import SPLITS, KarelData
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.machine import Programs, judge

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from corollout.cli.reproduce import carry_out, report
 from corollout.errors import InputError, Interrupted
-from corollout.experiments.table import Plan
 from corollout.experiments.table1 import TABLE1
+from corollout.sweeps.sweep import Sweep
 from corollout.training.settings import MachineSettings
 
 METHODS = ("SC", "RLOO", "ARSM")
@@ -40,21 +40,21 @@ def demo(
 ) -> None:
     """Generate Karel tasks, pre-train a small model, fine-tune it by ARSM, RLOO and self-critic, and compare."""
     folder = _new_folder(out)
-    plan = Plan.of_scale(TABLE1, "tiny", folder, (seed,), METHODS)
-    plan = replace(
-        plan,
-        data=replace(plan.data, data_seed=seed),
-        pretrain=replace(plan.pretrain, epochs=epochs or plan.pretrain.epochs),
-        finetune=replace(plan.finetune, budget=float(tokens or plan.finetune.budget)),
-        rates=(plan.finetune.learning_rate,),
-        probes=estimates or plan.probes,
+    sweep = Sweep.of_scale(TABLE1, "tiny", folder, (seed,), METHODS)
+    sweep = replace(
+        sweep,
+        data=replace(sweep.data, data_seed=seed),
+        pretrain=replace(sweep.pretrain, epochs=epochs or sweep.pretrain.epochs),
+        finetune=replace(sweep.finetune, budget=float(tokens or sweep.finetune.budget)),
+        rates=(sweep.finetune.learning_rate,),
+        probes=estimates or sweep.probes,
     )
     Console().print(LEAD, highlight=False)
     try:
-        carry_out(plan, MachineSettings(), jobs)
+        carry_out(sweep, MachineSettings(), jobs)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(f"Stopped; the runs that were made are in {folder}, and the next demo begins anew.") from None
-    report(plan, folder / "report")
+    report(sweep, folder / "report")
 
 
 def _new_folder(out: Path) -> Path:

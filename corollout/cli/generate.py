@@ -9,16 +9,16 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from corollout.cli.examples import Examples
-from corollout.cli.generate_captions import ImageFiles, SplitImages
-from corollout.cli.generate_karel import KarelTasks
 from corollout.cli.training import RUN
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.experiments.subjects import check_number
+from corollout.rollouts.decoding import decode_scored
+from corollout.tasks.captioning.generated import ImageFiles, SplitImages
 from corollout.tasks.captioning.task import CaptionTask
-from corollout.tasks.decoding import decode_scored
+from corollout.tasks.generated import Examples
+from corollout.tasks.karel.generated import KarelTasks
 from corollout.tasks.task import Task
+from corollout.tasks.views import check_number
+from corollout.training import start as jobs
 from corollout.types import Sampler
 
 SPLIT = Annotated[str, typer.Option(help="Where the examples are: train, val or test.")]

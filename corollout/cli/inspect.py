@@ -12,15 +12,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from corollout.cli.drawing import TOKENS
 from corollout.cli.generate import SPLIT, WEIGHTS
 from corollout.cli.training import RUN
 from corollout.errors import InputError
-from corollout.experiments.inspection import Branch, Inspection, MainSequence, Step, inspect_run
-from corollout.experiments.subjects import CaptionSubject, KarelSubject, Subject
-from corollout.reports.inspection import inspection_page
+from corollout.inspection.credit import Branch, Inspection, MainSequence, Step, inspect_run
+from corollout.inspection.page import inspection_page
 from corollout.reports.manifest import manifest
-from corollout.reports.text import reward_text
+from corollout.reports.tables import reward_text
+from corollout.tasks.karel.show import TOKENS
+from corollout.tasks.views import CaptionSubject, KarelSubject, Subject
 
 _TONES = {"good": "bold green", "bad": "red", "even": "bold"}
 

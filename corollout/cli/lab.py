@@ -16,9 +16,9 @@ from corollout.cli.progress import progress_bars
 from corollout.cli.tables import plain_table
 from corollout.cli.training import RUN
 from corollout.errors import InputError, Interrupted
-from corollout.experiments.lab import DEFAULT, LabSettings, lab_of_run
 from corollout.lab import Interval, Lab, Row
-from corollout.reports.lab import check_folder, lab_tables, name_of, write_lab
+from corollout.lab.on_run import DEFAULT, LabSettings, lab_of_run
+from corollout.lab.report import check_folder, lab_tables, name_of, write_lab
 
 _WIDTH = 44  # characters of the drawing
 _DEFAULTS = LabSettings()
@@ -79,7 +79,7 @@ def lab(
         int | None, typer.Option(min=1, help="Threads on the CPU.  [default: the run's]", show_default=False)
     ] = None,
 ) -> None:
-    """Measure gradient estimators at fixed weights: variance, bias, cosine, cost, and variance × cost."""
+    """Metric gradient estimators at fixed weights: variance, bias, cosine, cost, and variance × cost."""
     settings = LabSettings(
         estimators=tuple(listed(estimators or [DEFAULT])),
         at=tuple(at or _DEFAULTS.at),

@@ -14,13 +14,13 @@ from corollout.cli.demo import demo
 from corollout.cli.export import export
 from corollout.cli.generate import generate
 from corollout.cli.inspect import inspect
-from corollout.cli.karel import app as karel
 from corollout.cli.lab import lab
 from corollout.cli.reproduce import app as reproduce
-from corollout.cli.score import score
 from corollout.cli.training import evaluate, finetune, pretrain
-from corollout.cli.tree import app as tree
 from corollout.errors import CorolloutError, Interrupted
+from corollout.tasks.captioning.score_command import score
+from corollout.tasks.captioning.tree_command import app as tree
+from corollout.tasks.karel.commands import app as karel
 
 cli = typer.Typer(
     no_args_is_help=True,

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from corollout.experiments.jobs import Hooks
-from corollout.experiments.table import Cell
-from corollout.tasks.registry import KINDS
-from corollout.training.learner import News
+from corollout.sweeps.sweep import Job
+from corollout.tasks.registry import TASKS
+from corollout.training.base import Event
+from corollout.training.start import Callbacks
 
 
 def progress_bars(console: Console) -> Progress:
@@ -38,13 +38,13 @@ def note(record: dict[str, Any]) -> str:
         words.append(f"reward {record['reward']:.2f}")
     if record.get("rollouts_per_step"):
         words.append(f"{record['rollouts_per_step']:.1f} rollouts a step")
-    words += [kind.measure.words(record[kind.measure.key]) for kind in KINDS.values() if kind.measure.key in record]
+    words += [kind.metric.words(record[kind.metric.key]) for kind in TASKS.values() if kind.metric.key in record]
     return ", ".join(words)
 
 
 @contextmanager
-def following(console: Console, name: str, unit: str, total: float | int) -> Generator[Hooks, None, None]:
-    """Hooks that show how a run goes on: rate, time left, loss or reward, rollouts, and the last evaluation."""
+def following(console: Console, name: str, unit: str, total: float | int) -> Generator[Callbacks, None, None]:
+    """Callbacks that show how a run goes on: rate, time left, loss or reward, rollouts, and the last evaluation."""
     with progress_bars(console) as bars:
         task = bars.add_task(name, total=total, note="")
         last: dict[str, Any] = {}
@@ -60,11 +60,11 @@ def following(console: Console, name: str, unit: str, total: float | int) -> Gen
             last.update(numbers, epochs_done=numbers["epochs"])
             bars.update(task, note=note(last))
 
-        def on_news(item: News) -> None:
+        def on_news(item: Event) -> None:
             if item.kind == "choice":
                 console.print(f"after {item.record['update']} updates: {item.record['reason']}", markup=False)
 
-        yield Hooks(on_update, on_evaluation, on_news, lambda text: console.print(f"warning: {text}", markup=False))
+        yield Callbacks(on_update, on_evaluation, on_news, lambda text: console.print(f"warning: {text}", markup=False))
         bars.update(task, completed=total)
 
 
@@ -89,12 +89,12 @@ class Board:
             self._whole = None
         self._show()
 
-    def on_cell(self, cell: Cell, progress: float, record: dict[str, Any]) -> None:
-        known = self._records.setdefault(cell.name, {})
+    def on_job(self, job: Job, progress: float, record: dict[str, Any]) -> None:
+        known = self._records.setdefault(job.name, {})
         known.update(record)
-        fraction = progress / cell.total
+        fraction = progress / job.total
         # A run that has used its budget is still to be evaluated: it is done when its result is there.
-        self.tell(cell.name, 1.0 if cell.done else min(fraction, 0.999), note(known))
+        self.tell(job.name, 1.0 if job.done else min(fraction, 0.999), note(known))
 
     def tell(self, name: str, fraction: float, words: str, weight: float = 1.0) -> None:
         """How far a part is; a fraction of 1 ends it."""

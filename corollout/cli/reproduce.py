@@ -13,22 +13,22 @@ from corollout.cli.progress import Board, progress_bars
 from corollout.cli.tables import plain_table
 from corollout.config import from_table, read_toml, to_table, toml_text
 from corollout.errors import CorolloutError, InputError, Interrupted
-from corollout.experiments import table
 from corollout.experiments.learning_curves import CAPTION_CURVES, KAREL_CURVES
-from corollout.experiments.studies import do_study, read_study
-from corollout.experiments.table import Experiment, Plan
+from corollout.experiments.learning_curves_report import CAPTION_CURVES_WORDS, KAREL_CURVES_WORDS
 from corollout.experiments.table1 import TABLE1
+from corollout.experiments.table1_report import TABLE1_WORDS
 from corollout.experiments.table2 import TABLE2, check_data
-from corollout.reports.learning_curves import CAPTION_CURVES_WORDS, KAREL_CURVES_WORDS
-from corollout.reports.table import write_table
-from corollout.reports.table1 import TABLE1_WORDS
-from corollout.reports.table2 import TABLE2_WORDS
+from corollout.experiments.table2_report import TABLE2_WORDS
+from corollout.sweeps import sweep as table
+from corollout.sweeps.analysis import read_analysis, run_analysis
+from corollout.sweeps.report import write_table
+from corollout.sweeps.sweep import Experiment, Sweep
 from corollout.training.checkpoints import replace_file
 from corollout.training.settings import MachineSettings
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Do the paper's experiments again.")
 
-PLAN = "plan.toml"
+PLAN = "sweep.toml"
 # What parts weigh in the estimate of the time that is left: a run counts 1.
 _DATA, _STUDY = 0.3, 0.1
 
@@ -140,7 +140,7 @@ def curves_captions(
 
 
 def _caption_settings(data: Path | None, vectors: Path | None = None) -> dict[str, Any]:
-    """What was given of the data's settings, as a plan keeps it. All of it is there: only then a plan is written."""
+    """What was given of the data's settings, as a sweep keeps it. All of it is there: only then a sweep is written."""
     if data is not None:
         check_data(data)
     if vectors is not None and not vectors.is_file():
@@ -162,30 +162,30 @@ def _reproduce(
     if report_only and not out.is_dir():
         raise InputError(f"there is nothing to report: {out} does not exist")
     given = {name: value for name, value in machine.items() if value is not None}
-    plan, where = open_plan(experiment, out, scale, numbers(seeds), _words(methods), data, given)
+    sweep, where = open_sweep(experiment, out, scale, numbers(seeds), _words(methods), data, given)
     if not report_only:
         again = f"corollout reproduce {experiment.name} --out {out}" + (f" --jobs {jobs}" if jobs != 2 else "")
         try:
-            carry_out(plan, where, jobs)
+            carry_out(sweep, where, jobs)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(f"Stopped; all that was done is saved. Go on with: {again}") from None
         except InputError:
             raise
         except CorolloutError as error:
             raise CorolloutError(f"{error}. All that was done is saved; go on with: {again}") from error
-    report(plan, out / "report")
+    report(sweep, out / "report")
 
 
-def report(plan: Plan, folder: Path) -> None:
-    """Write the report of what is done of a plan, and print its main tables."""
-    found = write_table(plan, folder, WORDS[plan.experiment.name])
+def report(sweep: Sweep, folder: Path) -> None:
+    """Write the report of what is done of a sweep, and print its main tables."""
+    found = write_table(sweep, folder, WORDS[sweep.experiment.name])
     console = Console()
     for part in found.comparison.tables():
         console.print(plain_table(part.title, part.header, part.rows))
     console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
-def open_plan(
+def open_sweep(
     experiment: Experiment,
     out: Path,
     scale: str | None,
@@ -193,13 +193,13 @@ def open_plan(
     methods: tuple[str, ...] | None,
     data: Mapping[str, Any],
     machine: Mapping[str, Any],
-) -> tuple[Plan, MachineSettings]:
-    """The plan of a folder; what is given must agree with it. A new folder gets one of what is given and defaults."""
+) -> tuple[Sweep, MachineSettings]:
+    """The sweep of a folder; what is given must agree with it. A new folder gets one of what is given and defaults."""
     path = out / PLAN
     if not path.exists():
-        plan = Plan.of_scale(experiment, scale or "small", out, seeds, methods, data)
+        sweep = Sweep.of_scale(experiment, scale or "small", out, seeds, methods, data)
         settings = MachineSettings(**machine)
-        text = toml_text({"scale": plan.scale, **plan.table(), "machine": to_table(settings)})
+        text = toml_text({"scale": sweep.scale, **sweep.table(), "machine": to_table(settings)})
         try:
             out.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())
@@ -207,14 +207,14 @@ def open_plan(
             raise InputError(
                 f"cannot use the folder {out}: {error.strerror or error}; choose another with --out"
             ) from error
-        return plan, settings
+        return sweep, settings
     stored = read_toml(path)
     try:
-        plan = Plan.from_table(experiment, stored["scale"], out, stored)
-        known = {"scale": plan.scale, "seeds": plan.seeds, "methods": plan.methods}
+        sweep = Sweep.from_table(experiment, stored["scale"], out, stored)
+        known = {"scale": sweep.scale, "seeds": sweep.seeds, "methods": sweep.methods}
         known |= {**stored["data"], **stored["machine"]}
     except (KeyError, TypeError) as error:
-        raise InputError(f"{path} is no plan of this experiment: {type(error).__name__} {error}") from error
+        raise InputError(f"{path} is no sweep of this experiment: {type(error).__name__} {error}") from error
     given = {"scale": scale, "seeds": seeds, "methods": methods, **data, **machine}
     differing = [
         f"{name} {_said(known[name])} instead of {_said(value)}"
@@ -226,7 +226,7 @@ def open_plan(
             f"{out} was begun with {', '.join(differing)}: leave these settings out to go on with it, or choose "
             f"another folder with --out"
         )
-    return plan, from_table(MachineSettings, stored["machine"], str(path))
+    return sweep, from_table(MachineSettings, stored["machine"], str(path))
 
 
 def _said(value: Any) -> str:
@@ -251,36 +251,38 @@ def _words(text: str | None) -> tuple[str, ...] | None:
     return words
 
 
-def carry_out(plan: Plan, machine: MachineSettings, jobs: int) -> None:
-    """Do what is missing of a plan, showing how it goes on."""
+def carry_out(sweep: Sweep, machine: MachineSettings, jobs: int) -> None:
+    """Do what is missing of a sweep, showing how it goes on."""
     torch.set_num_threads(machine.threads)
     console = Console(stderr=True, highlight=False)
-    runs = plan.runs
-    studies = plan.experiment.studies
-    studied = sum(len(study.methods(plan)) for study in studies)
+    runs = sweep.runs
+    analyses = sweep.experiment.analyses
+    studied = sum(len(analysis.methods(sweep)) for analysis in analyses)
     with progress_bars(console) as bars:
         bars.speed_estimate_period = 600
         board = Board(bars, parts=1 + runs + studied, weight=_DATA + runs + _STUDY * studied)
-        _make_data(plan, board)
+        _make_data(sweep, board)
         # What is done for the first seed does not wait for the others' pre-training.
         stages = [
-            lambda: table.pretrain_cells(plan, machine) + table.rate_cells(plan, machine),
-            lambda: table.seed_cells(plan, machine),
+            lambda: table.pretrain_jobs(sweep, machine) + table.rate_jobs(sweep, machine),
+            lambda: table.seed_jobs(sweep, machine),
         ]
         for stage in stages:
-            cells = stage()
-            board.skip({cell.name: 1.0 for cell in cells if cell.done})
-            table.run_cells(cells, jobs, plan.beam, board.on_cell)
-        for study in studies:
-            board.skip(dict.fromkeys((f"{study.name}, {method}" for method in read_study(plan, study)), _STUDY))
-            do_study(plan, study, partial(_tell_study, board, study.name))
+            jobs = stage()
+            board.skip({job.name: 1.0 for job in jobs if job.done})
+            table.run_jobs(jobs, jobs, sweep.beam, board.on_job)
+        for analysis in analyses:
+            board.skip(
+                dict.fromkeys((f"{analysis.name}, {method}" for method in read_analysis(sweep, analysis)), _STUDY)
+            )
+            run_analysis(sweep, analysis, partial(_tell_study, board, analysis.name))
 
 
-def _tell_study(board: Board, study: str, method: str, share: float) -> None:
-    board.tell(f"{study}, {method}", share, "", _STUDY)
+def _tell_study(board: Board, analysis: str, method: str, share: float) -> None:
+    board.tell(f"{analysis}, {method}", share, "", _STUDY)
 
 
-def _make_data(plan: Plan, board: Board) -> None:
+def _make_data(sweep: Sweep, board: Board) -> None:
     total = 0
 
     def advance(done: int, of: int) -> None:
@@ -288,5 +290,5 @@ def _make_data(plan: Plan, board: Board) -> None:
         total = of
         board.tell("data", min(done / of, 0.999), f"{done:,} of {of:,} parts", _DATA)
 
-    plan.experiment.make_data(plan.folder, plan.data, advance)
+    sweep.experiment.make_data(sweep.folder, sweep.data, advance)
     board.tell("data", 1.0, "made" if total else "there already", _DATA)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from corollout.tasks.task import Evaluation, Measure
+from corollout.tasks.task import Evaluation, Metric
 
 
 def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -22,6 +22,6 @@ def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     return table
 
 
-def evaluation_table(result: Evaluation, title: str, measure: Measure) -> Table:
+def evaluation_table(result: Evaluation, title: str, measure: Metric) -> Table:
     header = ["measure", "value", "95\N{NO-BREAK SPACE}% interval"]
     return plain_table(f"{title}: {len(result.scores):,} {measure.examples}", header, result.rows())

@@ -13,10 +13,10 @@ from corollout.cli.progress import following
 from corollout.cli.tables import evaluation_table
 from corollout.config import from_table, merge, read_toml
 from corollout.errors import InputError, Interrupted
-from corollout.experiments import jobs
 from corollout.tasks.captioning.settings import ModelSettings as CaptionModel
 from corollout.tasks.karel.settings import ModelSettings as KarelModel
-from corollout.tasks.registry import kind_of
+from corollout.tasks.registry import find_task
+from corollout.training import start as jobs
 from corollout.training.checkpoints import replace_file
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
@@ -113,7 +113,7 @@ def _pretrain(
     else:
         if data is None:
             raise InputError(missing)
-        settings = _settings(cls, kind_of(task).scale(scale_name), config, flags)
+        settings = _settings(cls, find_task(task).scale(scale_name), config, flags)
         jobs.new_pretraining(out, task, data, settings.model, settings.pretrain, settings.machine, scale_name, tree)
     _carry_out(out, f"corollout pretrain {task} --resume --out")
 
@@ -134,7 +134,7 @@ def finetune(
         _refuse_settings(flags, config, data)
     else:
         parent = Run.open(run).config
-        own = kind_of(parent.get("task")).scale(parent.get("scale", "small"))
+        own = find_task(parent.get("task")).scale(parent.get("scale", "small"))
         settings = _settings(Finetuning, own, config, flags)
         jobs.new_finetuning(out, run, settings.finetune, settings.machine, data)
     _carry_out(out, f"corollout finetune {run} --resume --out")
@@ -159,7 +159,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(numbers))
         return
-    Console().print(evaluation_table(result, split, task.measure))
+    Console().print(evaluation_table(result, split, task.metric))
 
 
 def _settings(cls: type, scale_table: dict[str, Any], config: Path | None, flags: dict[str, Any]) -> Any:
@@ -188,7 +188,7 @@ def _carry_out(directory: Path, again: str) -> None:
             summary = jobs.resume(directory, hooks)
     except Interrupted as error:
         raise Interrupted(f"{error}. Go on with: {again} {directory}") from error
-    measure = kind_of(settings["task"]).measure
+    measure = find_task(settings["task"]).metric
     best = measure.words(summary[f"best_{measure.key}"])
     Console().print(
         f"Best on the validation data: {best}, after {summary['best_update']:,} of {summary['updates']:,} updates. "

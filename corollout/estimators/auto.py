@@ -71,29 +71,29 @@ class Auto:
         times, rest = divmod(updates, self.every)
         return updates == 0 or (rest == 0 and times & (times - 1) == 0)
 
-    def learned(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Auto":
+    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Auto":
         if not isinstance(self.current, Adaptive):
             return self
-        return self.with_candidate(self.name, self.current.learned(plan, rewards, logits))
+        return self.with_candidate(self.name, self.current.updated(plan, rewards, logits))
 
     def with_candidate(self, name: str, estimator: Estimator) -> "Auto":
         """The same with another estimator of that name."""
         return replace(self, candidates={**self.candidates, name: estimator})
 
-    def memory(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         learned = {
             f"{name}/{key}": tensor
             for name, candidate in self.candidates.items()
             if isinstance(candidate, Adaptive)
-            for key, tensor in candidate.memory().items()
+            for key, tensor in candidate.state_dict().items()
         }
         return {_CHOSEN: torch.tensor(list(self.candidates).index(self.name)), **learned}
 
-    def remembering(self, memory: dict[str, Tensor]) -> "Auto":
+    def load_state_dict(self, memory: dict[str, Tensor]) -> "Auto":
         candidates = {}
         for name, candidate in self.candidates.items():
             own = {key.removeprefix(f"{name}/"): value for key, value in memory.items() if key.startswith(f"{name}/")}
-            candidates[name] = candidate.remembering(own) if isinstance(candidate, Adaptive) else candidate
+            candidates[name] = candidate.load_state_dict(own) if isinstance(candidate, Adaptive) else candidate
         return replace(self, candidates=candidates, chosen=list(candidates)[int(memory[_CHOSEN])])
 
 

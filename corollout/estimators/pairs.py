@@ -92,7 +92,7 @@ class Pairs(Branching):
             kinds=kinds,
         )
 
-    def learned(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Pairs":
+    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Pairs":
         assert isinstance(plan, PairsPlan)
         mains = len(rewards) - len(plan.kinds)
         square = (rewards[mains:] - rewards[plan.branches.parent]).double() ** 2
@@ -101,10 +101,10 @@ class Pairs(Branching):
         total = new.new_zeros(2, _PROBABILITIES * _STEPS).index_add_(1, plan.kinds, new)
         return replace(self, gaps=total if self.gaps is None else _DECAY * self.gaps + total)
 
-    def memory(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return {} if self.gaps is None else {"gaps": self.gaps}
 
-    def remembering(self, memory: dict[str, Tensor]) -> "Pairs":
+    def load_state_dict(self, memory: dict[str, Tensor]) -> "Pairs":
         return replace(self, gaps=memory.get("gaps"))
 
     def _gap(self, kinds: Int64[Tensor, " branch"]) -> Float[Tensor, " branch"]:

@@ -50,15 +50,15 @@ class Adaptive(Estimator, Protocol):
     What it has learned is fixed while it makes the next estimate; so that one is as unbiased as with nothing learned.
     """
 
-    def learned(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Adaptive":
+    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Adaptive":
         """The estimator after an estimate, of which it made the plan."""
         ...
 
-    def memory(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """What was learned so far, to be kept with a training's state."""
         ...
 
-    def remembering(self, memory: dict[str, Tensor]) -> "Adaptive":
+    def load_state_dict(self, memory: dict[str, Tensor]) -> "Adaptive":
         """The estimator with what another one of its kind had learned."""
         ...
 
@@ -201,16 +201,16 @@ class Fitting:
 
     past: Evidence | None = field(default=None, repr=False, compare=False)
 
-    def learned(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Fitting":
+    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Fitting":
         if not isinstance(plan, SetPlan) or plan.baseline != "fitted":
             return self
         new = plan.evidence(rewards, logits)
         return replace(self, past=new if self.past is None else self.past.then(new))
 
-    def memory(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return {} if self.past is None else dict(vars(self.past))
 
-    def remembering(self, memory: dict[str, Tensor]) -> "Fitting":
+    def load_state_dict(self, memory: dict[str, Tensor]) -> "Fitting":
         return replace(self, past=Evidence(**memory) if memory else None)
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.threads import by_rows
+from corollout.row_threads import by_rows
 
 # Rows are treated in blocks of about this many numbers, so that temporaries stay in the cache.
 _BLOCK = 1 << 18

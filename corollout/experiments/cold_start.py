@@ -23,7 +23,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.noise import Noise
 from corollout.tasks.likeness import LikenessTask, likeness_task
 from corollout.training.checkpoints import replace_file
-from corollout.training.loop import Trainer
+from corollout.training.finetuning import Trainer
 
 METHODS = {
     "ARSM": "arsm",

@@ -6,22 +6,22 @@ Data, models and training are those of the two tables, at every scale.
 from dataclasses import replace
 
 from corollout.estimators import Auto, make_estimator
-from corollout.experiments.probes import VARIANCE
-from corollout.experiments.table import MLE, Model, Plan
 from corollout.experiments.table1 import TABLE1
 from corollout.experiments.table2 import TABLE2
+from corollout.sweeps.sweep import MLE, Model, Sweep
+from corollout.sweeps.variance_analysis import VARIANCE
 
 RLOO = "RLOO"  # the method that the others are compared with
 
 
-def choosing_methods(plan: Plan) -> list[str]:
+def choosing_methods(sweep: Sweep) -> list[str]:
     """Methods that choose their estimator anew while they train."""
-    return [method for method in plan.methods if isinstance(make_estimator(plan.estimator(method)), Auto)]
+    return [method for method in sweep.methods if isinstance(make_estimator(sweep.estimator(method)), Auto)]
 
 
 # What chooses as it goes has no variance before it has chosen.
 _VARIANCE = replace(
-    VARIANCE, methods=lambda plan: [method for method in plan.methods if method not in choosing_methods(plan)]
+    VARIANCE, methods=lambda sweep: [method for method in sweep.methods if method not in choosing_methods(sweep)]
 )
 
 _LATER = {
@@ -37,7 +37,7 @@ KAREL_CURVES = replace(
     name="curves-karel",
     title="Learning curves, Karel",
     methods={"REINFORCE": "reinforce", "SC": "sc", RLOO: "rloo-8", "ARSM": "arsm", **_LATER},
-    studies=(_VARIANCE,),
+    analyses=(_VARIANCE,),
 )
 
 CAPTION_CURVES = replace(
@@ -51,7 +51,7 @@ CAPTION_CURVES = replace(
         "ARS-20": "ars-20",
         **_LATER,
     },
-    studies=(_VARIANCE,),
+    analyses=(_VARIANCE,),
     models=(Model(MLE, "mle"),),
     starts={},
 )

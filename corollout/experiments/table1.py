@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from corollout.errors import InputError
-from corollout.experiments.probes import VARIANCE
-from corollout.experiments.table import Experiment
+from corollout.sweeps.sweep import Experiment
+from corollout.sweeps.variance_analysis import VARIANCE
 from corollout.tasks.karel.dataset import SPLITS
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.settings import DataSettings

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corollout.config import option
-from corollout.experiments.probes import PAIRS, VARIANCE
-from corollout.experiments.rollouts_study import ROLLOUTS
-from corollout.experiments.table import MLE, Experiment, Model, Plan
-from corollout.experiments.trees import TreeSettings, build_tree
+from corollout.sweeps.rollout_analysis import ROLLOUTS
+from corollout.sweeps.sweep import MLE, Experiment, Model, Sweep
+from corollout.sweeps.variance_analysis import PAIRS, VARIANCE
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.scenes import make_scenes
+from corollout.tasks.captioning.trees import TreeSettings, build_tree
 from corollout.trees import save_tree
 
 
@@ -42,25 +42,25 @@ def make_data(folder: Path, settings: DataSettings, on_progress: Callable[[int, 
     make_scenes(folder, counts, seed=settings.data_seed, on_progress=on_progress)
 
 
-def _distilled(plan: Plan, seed: int, file: Path) -> None:
+def _distilled(sweep: Sweep, seed: int, file: Path) -> None:
     """tree_DIS: the embeddings of the softmax model of the same seed, clustered."""
-    _build(plan, TreeSettings(f"run:{plan.mle(seed)}"), file)
+    _build(sweep, TreeSettings(f"run:{sweep.mle(seed)}"), file)
 
 
-def _permuted(plan: Plan, seed: int, file: Path) -> None:
+def _permuted(sweep: Sweep, seed: int, file: Path) -> None:
     """tree_RD: tree_DIS with its leaves permuted."""
     shape = file.with_name(f"{file.stem}-shape.tree")
-    _distilled(plan, seed, shape)
-    _build(plan, TreeSettings("random", of=shape, seed=seed), file)
+    _distilled(sweep, seed, shape)
+    _build(sweep, TreeSettings("random", of=shape, seed=seed), file)
 
 
-def _from_vectors(plan: Plan, seed: int, file: Path) -> None:
+def _from_vectors(sweep: Sweep, seed: int, file: Path) -> None:
     """tree_WV: word vectors that somebody else has learnt, clustered."""
-    _build(plan, TreeSettings(f"vectors:{plan.data.vectors}"), file)
+    _build(sweep, TreeSettings(f"vectors:{sweep.data.vectors}"), file)
 
 
-def _build(plan: Plan, settings: TreeSettings, file: Path) -> None:
-    data = CaptionData.open(plan.folder)
+def _build(sweep: Sweep, settings: TreeSettings, file: Path) -> None:
+    data = CaptionData.open(sweep.folder)
     tree, builder = build_tree(data, settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     save_tree(file, tree, builder, data.vocabulary.known)

@@ -21,11 +21,11 @@ from torch import Tensor
 
 import corollout
 from corollout.errors import InputError
-from corollout.experiments import jobs
 from corollout.export import runtime
 from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.model import CaptionPolicy
+from corollout.training import start as jobs
 from corollout.training.runs import Run
 
 RUNTIME = "runtime.py"

@@ -1,11 +1,11 @@
 """The estimator lab: variance, bias and cost of gradient estimators, measured on a policy as it stands."""
 
 from corollout.lab.advice import advise
-from corollout.lab.contexts import Spread
-from corollout.lab.facts import PolicyFacts, policy_facts
-from corollout.lab.lists import biased_by_design, default_estimators
+from corollout.lab.defaults import biased_by_design, default_estimators
+from corollout.lab.lab import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS, Lab, run_lab
 from corollout.lab.measure import Measurement, Reference, make_reference, measure
-from corollout.lab.running import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS, Lab, run_lab
+from corollout.lab.policy_facts import PolicyFacts, policy_facts
+from corollout.lab.spread import Spread
 from corollout.lab.summary import KINDS, Interval, Kind, Row, summarise
 from corollout.lab.timing import time_rounds
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corollout.lab.facts import SEQUENCES, PolicyFacts
+from corollout.lab.policy_facts import SEQUENCES, PolicyFacts
 from corollout.lab.summary import KINDS, Interval, Kind, Row
 
 _PER: dict[Kind, str] = {"tokens": "per token", "calls": "per reward call", "seconds": "per second"}

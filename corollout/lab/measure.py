@@ -19,12 +19,12 @@ from torch import Tensor
 from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Estimator
-from corollout.lab.lists import biased_by_design
+from corollout.lab.defaults import biased_by_design
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.diagnostics import Draw, gradient_source
 from corollout.training.estimate import as_estimator
+from corollout.training.variance import Draw, gradient_source
 from corollout.types import Cost
 
 BLOCKS = 8
@@ -200,7 +200,7 @@ def _warm(estimator: Estimator, draw: Draw, noise: Noise, count: int) -> Estimat
     """The estimator with all that it learns from some estimates."""
     for i in range(count if isinstance(estimator, Adaptive) else 0):
         sample, _ = draw(estimator, noise.fold(_LEARNING, i))
-        taught = sample.taught(estimator)
+        taught = sample.updated(estimator)
         if taught is estimator:  # it could learn, but not as it is set
             break
         estimator = taught

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from corollout.errors import InputError
-from corollout.lab.contexts import Spread
 from corollout.lab.measure import Measurement, Reference
+from corollout.lab.spread import Spread
 from corollout.training.checkpoints import read_weights, replace_file, write_weights
 
 FILE, REFERENCE = "measurements.json", "reference.safetensors"

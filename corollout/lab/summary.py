@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from corollout.errors import InputError
-from corollout.lab.contexts import Spread
 from corollout.lab.measure import BLOCKS, Measurement, Reference, between_blocks
+from corollout.lab.spread import Spread
 
 Kind = Literal["tokens", "calls", "seconds"]
 KINDS: tuple[Kind, ...] = ("tokens", "calls", "seconds")

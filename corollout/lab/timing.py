@@ -8,8 +8,8 @@ from corollout.estimators import Estimator
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.diagnostics import gradient_source
 from corollout.training.estimate import as_estimator
+from corollout.training.variance import gradient_source
 
 
 def time_rounds(

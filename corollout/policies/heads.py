@@ -71,7 +71,7 @@ class Head(ABC):
         steps: Steps,
         count: int,
     ) -> Perturbed:
-        """The extensions of prefixes that are first in a sample without replacement, see ``corollout.searches``.
+        """The extensions of prefixes that are first in a sample without replacement, see ``corollout.rollouts.search``.
 
         ``log_prob`` and ``rank`` are those of the prefixes.
         """

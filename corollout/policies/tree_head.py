@@ -19,7 +19,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.noise import conditional_gumbels, exponential, uniform
 from corollout.policies import walks
 from corollout.policies.heads import Best, Choice, Head, Keys, Outputs, Perturbed, Steps
-from corollout.threads import by_rows
+from corollout.row_threads import by_rows
 from corollout.trees import Tree
 from corollout.types import Decisions, full_precision
 

@@ -10,7 +10,7 @@ import numpy as np
 from corollout.config import toml_text
 from corollout.errors import InputError
 from corollout.reports.curves import Group
-from corollout.reports.outcomes import (
+from corollout.reports.run_results import (
     SPLITS,
     Difference,
     Outcome,
@@ -20,7 +20,7 @@ from corollout.reports.outcomes import (
     read_run,
     starting_point,
 )
-from corollout.reports.text import (
+from corollout.reports.tables import (
     NOTHING,
     TextTable,
     number,
@@ -29,7 +29,7 @@ from corollout.reports.text import (
     signed_percent,
     without_empty_columns,
 )
-from corollout.tasks.task import Measure
+from corollout.tasks.task import Metric
 from corollout.training.runs import Run
 
 MLE = "MLE"
@@ -37,7 +37,7 @@ INTERVAL = "95\u00a0% interval"
 _SPELLINGS = {"disarm": "DisARM", "rl-beam": "RL_beam"}
 
 
-def result_note(measure: Measure) -> str:
+def result_note(measure: Metric) -> str:
     intervals = (
         f"by Wilson for the {measure.examples} of all seeds together"
         if measure.shares
@@ -62,7 +62,7 @@ class Score:
     top: list[float]  # for k = 1, 2, … of a beam, mean over seeds
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], measure: Measure) -> "Score":
+    def of(cls, outcomes: Sequence[Outcome], measure: Metric) -> "Score":
         values = [one.value for one in outcomes]
         depth = min(len(one.top) for one in outcomes)
         return cls(
@@ -131,7 +131,7 @@ class Comparison:
     methods: list[Method]
     limits: dict[str, float]
     remarks: list[str]
-    measure: Measure
+    metric: Metric
 
     @property
     def gain_split(self) -> str:
@@ -142,10 +142,10 @@ class Comparison:
     def tables(self) -> list[TextTable]:
         split = self.gain_split
         gain = {"val": "validation gain", "test": "test gain"}[split]
-        unit = self.measure.unit
+        unit = self.metric.unit
         header = ["method", f"validation{unit}", INTERVAL, f"test{unit}", INTERVAL, gain, INTERVAL]
         cells = [m.result_cells(split) for m in self.methods]
-        result = TextTable(self.measure.name, header, cells, [result_note(self.measure)])
+        result = TextTable(self.metric.name, header, cells, [result_note(self.metric)])
         header = [
             "method",
             "learning rate",
@@ -169,7 +169,7 @@ class Comparison:
         if not self.limits:
             return note
         return (
-            f"{note} At equal tokens, at equal seconds: the best {self.measure.name} on the validation data, times "
+            f"{note} At equal tokens, at equal seconds: the best {self.metric.name} on the validation data, times "
             f"100, up to {self.limits['tokens']:,.0f} tokens or {self.limits['seconds']:,.0f} seconds of training, "
             f"which all fine-tunings have reached."
         )
@@ -269,7 +269,7 @@ def compare(groups: Sequence[Group], parents: Mapping[Path, Path] | None = None)
     methods = [_sum_up(group.label, own, limits, parents or {}) for group, own in zip(groups, runs, strict=True)]
     if unfinished := [str(run.directory) for run in everything if not run.finished]:
         remarks.append(f"Not finished yet: {', '.join(unfinished)}.")
-    return Comparison(methods, limits, remarks, everything[0].measure)
+    return Comparison(methods, limits, remarks, everything[0].metric)
 
 
 def _check_tasks(runs: Sequence[RunOutcome]) -> list[str]:
@@ -286,7 +286,7 @@ def _check_tasks(runs: Sequence[RunOutcome]) -> list[str]:
             if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
                 raise InputError(
                     f"{first.directory} and {run.directory} cannot be compared: they were evaluated on {counts[0]} and "
-                    f"on {counts[1]} {run.measure.examples} ({split})"
+                    f"on {counts[1]} {run.metric.examples} ({split})"
                 )
     folders = sorted({str(run.config.get("data", {}).get("folder")) for run in runs})
     return [f"The runs have their data from different folders: {', '.join(folders)}."] if len(folders) > 1 else []
@@ -303,7 +303,7 @@ def _sum_up(label: str, runs: list[RunOutcome], limits: Mapping[str, float], par
     scores, gains = {}, {}
     for split in SPLITS:
         if all(split in run.splits for run in runs):
-            scores[split] = Score.of([run.splits[split] for run in runs], runs[0].measure)
+            scores[split] = Score.of([run.splits[split] for run in runs], runs[0].metric)
             pairs = [
                 (start[split], run.splits[split]) for start, run in zip(starts, runs, strict=True) if split in start
             ]

@@ -9,7 +9,7 @@ from corollout.reports import html, pages
 from corollout.reports.comparison import Comparison
 from corollout.reports.curves import Axis, Curves, Group, read_curves
 from corollout.reports.manifest import manifest
-from corollout.reports.text import percent, percent_range
+from corollout.reports.tables import percent, percent_range
 from corollout.training.runs import Run
 
 RESULTS = "results.json"
@@ -86,7 +86,7 @@ def _lead(comparison: Comparison) -> str:
     best = max(comparison.methods, key=lambda method: method.scores[split].mean)
     score = best.scores[split]
     interval = "" if score.interval is None else f" (95 % interval {percent_range(score.interval)})"
-    measure = comparison.measure
+    measure = comparison.metric
     most = " has the highest" if len(comparison.methods) > 1 else " has a"
     count = "the" if score.count is None else f"{score.count:,}"
     runs = sum(len(method.runs) for method in comparison.methods)

@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from corollout.errors import InputError
 from corollout.reports.figures import COLOURS, MARKERS, STYLE, log_ticks
-from corollout.tasks.registry import kind_of
+from corollout.tasks.registry import find_task
 from corollout.training.runs import Run
 
 Axis = Literal["seconds", "tokens", "updates"]
@@ -52,7 +52,7 @@ _UPDATE_PANELS = (
 
 def _panels(task: str) -> tuple[list[Panel], list[Panel]]:
     """The panels of fine-tuning, and those of maximum likelihood."""
-    measure = kind_of(task).measure
+    measure = find_task(task).metric
     unit = f" ({measure.unit.strip()})" if measure.unit else ""
     train = Panel(f"train_{measure.key}", "evaluation", f"Training {measure.name}{unit}", "percent")
     val = Panel(measure.key, "evaluation", f"Validation {measure.name}{unit}", "percent")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from corollout.errors import InputError
 from corollout.reports import figures, html
 from corollout.reports.curves import Axis, Curves, Panel, colour_of, draw_curves, draw_panels
-from corollout.reports.text import TextTable
+from corollout.reports.tables import TextTable
 from corollout.training.checkpoints import replace_file
 
 STYLE = """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from corollout.reports.curves import Group
-from corollout.reports.text import NOTHING
+from corollout.reports.tables import NOTHING
 from corollout.tasks.task import Z
 from corollout.training.runs import Run
 

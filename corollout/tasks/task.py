@@ -18,7 +18,7 @@ Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
-class Measure:
+class Metric:
     """The number by which a task judges policies: the mean of what each example gets. It is shown times 100."""
 
     key: str  # in records
@@ -68,7 +68,7 @@ class Task(ABC):
     """Data, engine, reward and evaluation from the settings of a run."""
 
     name: str
-    measure: Measure
+    metric: Metric
     rewards: tuple[str, ...]  # their names, the usual one first
     device: str
 
@@ -87,7 +87,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def lessons(self) -> Columns:
+    def mle_data(self) -> Columns:
         """What maximum likelihood learns from: contexts with targets."""
 
     @abstractmethod
@@ -108,13 +108,13 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskSpec:
     """How a task is made: the class of its model's settings, the settings of a scale, and the task itself."""
 
     model: type
     scale: Callable[[str], dict[str, Any]]
     open: Callable[[Path, Any, str, Callable[[str], None]], Task]
-    measure: Measure
+    metric: Metric
 
 
 @dataclass(frozen=True)

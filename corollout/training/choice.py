@@ -12,7 +12,7 @@ from corollout.estimators import Auto, Estimator
 from corollout.noise import Noise
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
-from corollout.training.diagnostics import Moments, gradient_source
+from corollout.training.variance import Moments, gradient_source
 from corollout.types import Cost
 
 LEARNING = 1  # batches of which an estimator only learns, before those that count
@@ -64,7 +64,7 @@ def glance(
                 sample, gradient = draw(taught[name], noise.fold(turn))
                 if turn >= LEARNING:
                     sums[name].add(gradient, sample.cost, now() - start)
-                taught[name] = sample.taught(taught[name])
+                taught[name] = sample.updated(taught[name])
                 spent += sample.cost
         if turn + 1 == LEARNING + _ENOUGH:
             products = {name: sums[name].glance(name).product for name in going}

@@ -38,11 +38,11 @@ class Estimate:
         self.logits.backward(gradient=(-self.gradient / max(self.contexts, 1)).to(self.logits.dtype))
         self.seconds["backward"] = time.perf_counter() - start
 
-    def taught(self, estimator: Estimator) -> Estimator:
+    def updated(self, estimator: Estimator) -> Estimator:
         """The estimator that made this estimate, with what it learns from it."""
         if not isinstance(estimator, Adaptive):
             return estimator
-        return estimator.learned(self.plan, self.rewards, full_precision(self.logits.detach()))
+        return estimator.updated(self.plan, self.rewards, full_precision(self.logits.detach()))
 
     @property
     def mean_reward(self) -> float:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from corollout.errors import InputError, Interrupted
+from corollout.training.base import BaseTrainer, Event
 from corollout.training.checkpoints import State, join_states, split_state, write_weights
-from corollout.training.learner import Learner, News
 from corollout.training.runs import Run
 
 Unit = Literal["updates", "epochs", "tokens", "seconds"]
@@ -43,7 +43,7 @@ class Progress:
 
 
 def fit(
-    learner: Learner[Any],
+    learner: BaseTrainer[Any],
     run: Run,
     schedule: Schedule,
     evaluate: Callable[[], Mapping[str, float]],
@@ -51,7 +51,7 @@ def fit(
     *,
     on_update: Callable[[Any], None] = lambda metrics: None,
     on_evaluation: Callable[[dict[str, Any]], None] = lambda numbers: None,
-    on_news: Callable[[News], None] = lambda item: None,
+    on_news: Callable[[Event], None] = lambda item: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
@@ -69,7 +69,7 @@ def fit(
     saved = time.monotonic()
     with _interrupts() as interrupted:
         while getattr(learner, schedule.unit) < schedule.total and not progress.stopped:
-            metrics = learner.next()
+            metrics = learner.step()
             run.log("update", asdict(metrics))
             for item in learner.news:
                 run.log(item.kind, item.record)
@@ -102,7 +102,7 @@ def fit(
     return summary
 
 
-def _restore(learner: Learner[Any], run: Run, warn: Callable[[str], None]) -> Progress | None:
+def _restore(learner: BaseTrainer[Any], run: Run, warn: Callable[[str], None]) -> Progress | None:
     found = run.load(warn)
     if found is None:
         return None
@@ -111,12 +111,12 @@ def _restore(learner: Learner[Any], run: Run, warn: Callable[[str], None]) -> Pr
     return Progress(**parts["progress"].values)
 
 
-def _save(learner: Learner[Any], run: Run, progress: Progress) -> None:
+def _save(learner: BaseTrainer[Any], run: Run, progress: Progress) -> None:
     run.save(learner.updates, join_states({"learner": learner.state(), "progress": State({}, asdict(progress))}))
 
 
 def _evaluate(
-    learner: Learner[Any],
+    learner: BaseTrainer[Any],
     run: Run,
     evaluate: Callable[[], Mapping[str, float]],
     score: str,
@@ -124,7 +124,7 @@ def _evaluate(
     on_evaluation: Callable[[dict[str, Any]], None],
 ) -> None:
     counts = {name: getattr(learner, name) for name in ("epochs", "tokens", "seconds")}
-    with learner.shown():
+    with learner.eval_weights():
         numbers: dict[str, Any] = {"update": learner.updates, **counts, **evaluate()}
         if numbers[score] > progress.best_score:
             progress.best_score, progress.best_update, progress.misses = numbers[score], learner.updates, 0

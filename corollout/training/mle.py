@@ -14,8 +14,8 @@ from corollout.noise import FREE, MAIN, uniform
 from corollout.policies import detach, evaluation_mode
 from corollout.policies.heads import SOFTMAX
 from corollout.rollouts import Engine
+from corollout.training.base import LESSONS, BaseTrainer, Clock
 from corollout.training.checkpoints import State
-from corollout.training.learner import LESSONS, Clock, Learner
 
 _COIN = FREE  # the noise that says whose token is fed
 _INCREASE = 0.05
@@ -48,7 +48,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class TeachingMetrics:
+class MLEMetrics:
     """What is told about each update."""
 
     update: int
@@ -59,7 +59,7 @@ class TeachingMetrics:
     seconds: float  # so far, updates only
 
 
-class TeacherForcing(Learner[TeachingMetrics]):
+class MLETrainer(BaseTrainer[MLEMetrics]):
     """Fits a policy to a column of target sequences, lists of token ids without the end token.
 
     With ``average`` > 0 the weights to be looked at and kept are an exponential average of those of all updates, with
@@ -74,7 +74,7 @@ class TeacherForcing(Learner[TeachingMetrics]):
         *,
         target: str = "target",
         batch_size: int = 64,
-        clip: float | None = 1.0,
+        max_grad_norm: float | None = 1.0,
         decay: Decay | None = None,
         sampling: Sampling | None = None,
         average: float = 0.0,
@@ -83,7 +83,14 @@ class TeacherForcing(Learner[TeachingMetrics]):
         clock: Clock = "wall",
     ):
         super().__init__(
-            engine, data, optimizer, batch_size=batch_size, clip=clip, seed=seed, device=device, clock=clock
+            engine,
+            data,
+            optimizer,
+            batch_size=batch_size,
+            max_grad_norm=max_grad_norm,
+            seed=seed,
+            device=device,
+            clock=clock,
         )
         self.decay, self.sampling = decay or Decay(), sampling or Sampling()
         self._rates = [group["lr"] for group in optimizer.param_groups]
@@ -92,20 +99,20 @@ class TeacherForcing(Learner[TeachingMetrics]):
         self.target = target
         if not 0 <= average < 1:
             raise InputError(f"the decay of the average of weights must be in [0, 1), not {average}")
-        self.average = average
+        self.ema_decay = average
         self._averages = [p.detach().clone() for p in self._parameters] if average else []
 
-    def next(self) -> TeachingMetrics:
-        metrics = super().next()
-        if self.average:
-            decay = min(self.average, (1 + self.updates) / (_WARM_UP + self.updates))
+    def step(self) -> MLEMetrics:
+        metrics = super().step()
+        if self.ema_decay:
+            decay = min(self.ema_decay, (1 + self.updates) / (_WARM_UP + self.updates))
             for average, parameter in zip(self._averages, self._parameters, strict=True):
                 average.lerp_(parameter.detach(), 1 - decay)
         return metrics
 
     @contextmanager
-    def shown(self) -> Generator[None, None, None]:
-        own = [p.detach().clone() for p in self._parameters] if self.average else []
+    def eval_weights(self) -> Generator[None, None, None]:
+        own = [p.detach().clone() for p in self._parameters] if self.ema_decay else []
         try:
             self._put(self._averages)
             yield
@@ -117,14 +124,14 @@ class TeacherForcing(Learner[TeachingMetrics]):
             for parameter, weight in zip(self._parameters, weights, strict=bool(weights)):
                 parameter.copy_(weight)
 
-    def own_state(self) -> State:
+    def extra_state(self) -> State:
         return State({f"average/{i}": tensor.clone() for i, tensor in enumerate(self._averages)})
 
-    def restore_own(self, state: State) -> None:
+    def load_extra_state(self, state: State) -> None:
         if len(state.tensors) != len(self._averages):
             there = "averages its weights" if state.tensors else "does not average its weights"
             raise InputError(
-                f"the state is of a training that {there}: this one's decay of the average is {self.average}"
+                f"the state is of a training that {there}: this one's decay of the average is {self.ema_decay}"
             )
         for i, tensor in enumerate(self._averages):
             tensor.copy_(state.tensors[f"average/{i}"])
@@ -169,10 +176,10 @@ class TeacherForcing(Learner[TeachingMetrics]):
                     inputs[own, t + 1] = drawn.tokens
         return inputs
 
-    def record(self, outcome: tuple[float, int, int], norm: float) -> TeachingMetrics:
+    def record(self, outcome: tuple[float, int, int], norm: float) -> MLEMetrics:
         loss, epoch, tokens = outcome
         self.tokens += tokens
-        return TeachingMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
+        return MLEMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
 
 
 def pretrain(
@@ -183,16 +190,23 @@ def pretrain(
     target: str = "target",
     epochs: int = 1,
     batch_size: int = 64,
-    clip: float | None = 1.0,
+    max_grad_norm: float | None = 1.0,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Iterator[float]:
     """Fit the policy to a column of target sequences for some epochs; yields the loss of each batch, in nats a token.
 
-    ``TeacherForcing`` is the same with counts, and a state from which it can go on.
+    ``MLETrainer`` is the same with counts, and a state from which it can go on.
     """
-    teacher = TeacherForcing(
-        engine, data, optimizer, target=target, batch_size=batch_size, clip=clip, seed=seed, device=device
+    teacher = MLETrainer(
+        engine,
+        data,
+        optimizer,
+        target=target,
+        batch_size=batch_size,
+        max_grad_norm=max_grad_norm,
+        seed=seed,
+        device=device,
     )
     for metrics in teacher.run(epochs=epochs):
         yield metrics.loss

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from corollout.config import option
+from corollout.training.base import Clock
 from corollout.training.fit import Unit
-from corollout.training.learner import Clock
 
 
 @dataclass(frozen=True)
@@ -13,21 +13,27 @@ class PretrainSettings:
 
     learning_rate: float = option(1e-4, "Learning rate of Adam.", least=1e-9)
     batch_size: int = option(128, "Examples in an update.", least=1)
-    epochs: int = option(100, "Passes over the training data at most.", least=1)
+    epochs: int = option(100, "Maximum number of passes over the training data.", least=1)
     evaluate_every: int = option(1, "Epochs between evaluations on the validation data.", least=1)
-    patience: int = option(10, "Evaluations without a better one, after which to stop.", least=1)
-    clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", least=1e-9)
-    decay: float = option(1.0, "What the learning rate is multiplied with every decay-every epochs.", least=1e-9)
+    patience: int = option(10, "Stop after this many evaluations without improvement.", least=1)
+    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, formerly="clip")
+    decay: float = option(1.0, "Factor by which the learning rate is multiplied every decay-every epochs.", least=1e-9)
     decay_every: int = option(1, "Epochs between decays of the learning rate.", least=1)
-    sampling: float = option(
-        0.0, "Most probability of feeding the model's own token: scheduled sampling.", least=0, most=1
+    scheduled_sampling: float = option(
+        0.0, "Highest probability of feeding the model's own token.", least=0, most=1, formerly="sampling"
     )
-    sampling_every: int = option(5, "Epochs between increases of that probability, by 0.05.", least=1)
-    average: float = option(
-        0.0, "Decay of the average of weights that is evaluated and kept; 0 for none.", least=0, most=0.99999
+    scheduled_sampling_every: int = option(
+        5, "Epochs between increases of that probability, by 0.05.", least=1, formerly="sampling_every"
+    )
+    ema_decay: float = option(
+        0.0,
+        "Decay of the exponential moving average of the weights, which is evaluated and kept; 0: no average.",
+        least=0,
+        most=0.99999,
+        formerly="average",
     )
     seed: int = option(0, "Seed of the weights and of the order of examples.")
-    clock: Clock = option("wall", "What a second is: on the wall, or of this process's processor time.")
+    clock: Clock = option("wall", "Measure seconds in wall-clock time or in CPU time of this process.")
 
 
 @dataclass(frozen=True)
@@ -39,17 +45,19 @@ class FinetuneSettings:
     )
     learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9)
     batch_size: int = option(16, "Contexts in an update.", least=1)
-    unit: Unit = option("updates", "What budget and evaluate-every count.")
-    budget: float = option(10_000.0, "How long to train, in units.", least=1e-9)
-    evaluate_every: float = option(500.0, "Units between evaluations on the validation data.", least=1e-9)
-    reward: str = option("all", "Which of the task's rewards to use.")
-    clip: float = option(1.0, "Largest norm of a gradient; longer ones are shortened.", least=1e-9)
+    unit: Unit = option("updates", "Unit of the budget and of evaluate-every.")
+    budget: float = option(10_000.0, "How long to train, in that unit.", least=1e-9)
+    evaluate_every: float = option(500.0, "How often to evaluate on the validation data, in that unit.", least=1e-9)
+    reward: str = option("", "Which of the task's rewards to use; the task's default if empty.")
+    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, formerly="clip")
     seed: int = option(0, "Seed of the order of examples and of all sampling.")
-    train_tasks: int = option(1_000, "Training examples on which evaluations look, too.", least=1)
+    train_eval_examples: int = option(
+        1_000, "Training examples that are evaluated along with the validation data.", least=1, formerly="train_tasks"
+    )
     variance_decay: float = option(0.9, "Decay of the running gradient variance.", least=0)
-    clock: Clock = option("wall", "What a second is: on the wall, or of this process's processor time.")
-    probe_every: int = option(0, "Updates between light probes of variance and cost; 0 for none.", least=0)
-    probes: str = option("rloo-8", "Estimators to probe beside the one in use, with semicolons between them.")
+    clock: Clock = option("wall", "Measure seconds in wall-clock time or in CPU time of this process.")
+    probe_every: int = option(0, "Probe variance and cost every so many updates; 0: never.", least=0)
+    probes: str = option("rloo-8", "Estimators to probe besides the one in use, separated by semicolons.")
 
 
 @dataclass(frozen=True)

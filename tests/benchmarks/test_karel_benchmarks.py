@@ -89,7 +89,7 @@ def shortened(run):
 def test_weights_are_learnt_once(problem: karel_update.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = karel_update.make_problem(QUICK, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(karel_update, "TeacherForcing", lambda *args, **options: pytest.fail("taught again"))
+    monkeypatch.setattr(karel_update, "MLETrainer", lambda *args, **options: pytest.fail("taught again"))
     second = karel_update.make_problem(QUICK, tmp_path)
     for a, b in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
         assert torch.equal(a, b)

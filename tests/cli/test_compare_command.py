@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic_runs import make_run
+
+from tests.support.synthetic_runs import make_run
 
 FILES = ["figure.png", "figure.svg", "report.html", "results.json", "table.md"]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from caption_files import coco, flickr, karpathy, numbers
 from typer.testing import CliRunner, Result
 
 from corollout.cli.data import app
@@ -13,6 +12,7 @@ from corollout.errors import InputError
 from corollout.tasks.captioning import CaptionData
 from corollout.tasks.captioning.metrics import Scorer
 from corollout.tasks.captioning.neighbours import consensus
+from tests.support.caption_files import coco, flickr, karpathy, numbers
 
 
 def run(*arguments: object) -> Result:

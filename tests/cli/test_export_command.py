@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_captions import small_run
 from typer.testing import CliRunner, Result
 
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.tasks.decoding import decode
+from corollout.rollouts.decoding import decode
+from corollout.training import start as jobs
 from corollout.types import Sampler
+from tests.support.small_captions import small_run
 
 
 @pytest.fixture(scope="module")

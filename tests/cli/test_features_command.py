@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import MeanColours, make_images, slow_features
 from typer.testing import CliRunner, Result
 
-import corollout.cli.features as command
+import corollout.tasks.captioning.features_command as command
 from corollout.cli.data import app
 from corollout.errors import InputError, Interrupted
+from tests.support.image_files import MeanColours, make_images, slow_features
 
 
 @pytest.fixture(autouse=True)

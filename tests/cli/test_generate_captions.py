@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_files import MeanColours
-from small_captions import SmallColours, small_run
-from text_metrics import plain_cider, plain_frequencies
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments import jobs
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.networks import DEFAULT
 from corollout.tasks.captioning.task import CaptionTask
+from corollout.training import start as jobs
+from tests.support.image_files import MeanColours
+from tests.support.small_captions import SmallColours, small_run
+from tests.support.text_metrics import plain_cider, plain_frequencies
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return SmallColours()
 
-    monkeypatch.setattr("corollout.cli.generate_captions.load_network", load)
+    monkeypatch.setattr("corollout.tasks.captioning.generated.load_network", load)
     return names
 
 
@@ -198,7 +198,7 @@ def test_features_of_another_width_are_refused(directory: Path, monkeypatch: pyt
     class Wide(MeanColours):
         width = 48
 
-    monkeypatch.setattr("corollout.cli.generate_captions.load_network", lambda name, device: Wide())
+    monkeypatch.setattr("corollout.tasks.captioning.generated.load_network", lambda name, device: Wide())
     result = run(directory, "--image", "a.png", "--network", "wide")
     assert isinstance(result.exception, InputError)
     said = str(result.exception)

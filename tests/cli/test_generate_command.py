@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-from small_karel import small_run, verdict
 from typer.testing import CliRunner, Result
 
-from corollout.cli.generate_karel import attempt_all
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.experiments.subjects import KarelSubject
-from corollout.tasks.decoding import Decoded
+from corollout.rollouts.decoding import Decoded
+from corollout.tasks.karel.generated import attempt_all
 from corollout.tasks.karel.language import decode, encode, parse, pretty, tokenize
 from corollout.tasks.karel.task import Split
 from corollout.tasks.karel.world import World
+from corollout.tasks.views import KarelSubject
+from corollout.training import start as jobs
+from tests.support.small_karel import small_run, verdict
 
 CRASH = "DEF run m( REPEAT R=19 r( move r) m)"
 LONG = "DEF run m( REPEAT R=19 r( REPEAT R=19 r( turnLeft r) r) m)"

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import noise
-from pages import Page
 from PIL import Image
-from small_captions import small_run
 from typer.testing import CliRunner, Result
 
 from corollout.cli.inspect import record
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments.inspection import Inspection, inspect_run
-from corollout.experiments.subjects import CaptionSubject
-from corollout.reports.inspection import inspection_page
+from corollout.inspection.credit import Inspection, inspect_run
+from corollout.inspection.page import inspection_page
+from corollout.tasks.views import CaptionSubject
+from tests.support.image_files import noise
+from tests.support.pages import Page
+from tests.support.small_captions import small_run
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from pages import Page
-from small_karel import small_run
 from typer.testing import CliRunner, Result
 
 from corollout.cli.inspect import record
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments.inspection import ALONE, Inspection, inspect_run
-from corollout.experiments.subjects import KarelSubject
+from corollout.inspection.credit import ALONE, Inspection, inspect_run
 from corollout.tasks.karel.language import decode
+from corollout.tasks.views import KarelSubject
+from tests.support.pages import Page
+from tests.support.small_karel import small_run
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from corollout.cli.drawing import before_after, program_text, world_text
 from corollout.cli.main import app
 from corollout.tasks.karel import World, parse, pretty
+from corollout.tasks.karel.show import before_after, program_text, world_text
 
 COROLLOUT = str(Path(sys.executable).parent / "corollout")
 WORLD = {"rows": 2, "cols": 3, "hero": "0:0:east", "blocked": "1:1", "markers": "1:0:2", "crashed": False}

@@ -5,17 +5,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pages import Page
-from small_karel import small_run
 
 from corollout.cli.lab import listed
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.experiments.lab import labels
+from corollout.lab.on_run import labels
 from corollout.lab.store import digest_of
+from corollout.training import start as jobs
 from corollout.training.checkpoints import write_weights
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings
+from tests.support.pages import Page
+from tests.support.small_karel import small_run
 
 FEW = ["--examples", "2", "--estimates", "8", "--reference", "rloo-4", "--reference-estimates", "8", "--rounds", "1"]
 FILES = ["figure-variance.png", "figure-variance.svg", "figure.png", "figure.svg", "points", "report.html"]
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Its newest weights earn something, those that were best on other tasks nothing.
     _, engine, update = jobs.open_weights(Run.open(folder / "mle"), "last")
     write_weights(folder / "mle" / "best.safetensors", jobs.module(engine).state_dict(), {"update": str(update)})
-    settings = FinetuneSettings(estimator="rloo-2", batch_size=2, budget=2.0, evaluate_every=1.0, train_tasks=1)
+    settings = FinetuneSettings(estimator="rloo-2", batch_size=2, budget=2.0, evaluate_every=1.0, train_eval_examples=1)
     jobs.new_finetuning(folder / "rloo", folder / "mle", settings, MachineSettings())
     jobs.resume(folder / "rloo")
     return folder

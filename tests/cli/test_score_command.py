@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_metrics import PublicScores
 from typer.testing import CliRunner, Result
 
-from corollout.cli import score as command
 from corollout.cli.main import cli
 from corollout.errors import InputError
+from corollout.tasks.captioning import score_command as command
 from corollout.tasks.captioning.meteor import MeteorError, meteor
 from corollout.tasks.captioning.text import tokenize
+from tests.support.text_metrics import PublicScores
 
 REFERENCES = {
     7: ["A dog runs on the beach.", "The brown dog is running.", "a dog at the sea"],

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from small_karel import MODEL, small_run
 from typer.testing import CliRunner, Result
 
 from corollout.cli.main import cli
@@ -12,6 +11,7 @@ from corollout.config import read_toml, write_toml
 from corollout.errors import CorolloutError, InputError
 from corollout.tasks.karel.settings import scale
 from corollout.training.runs import Run
+from tests.support.small_karel import MODEL, small_run
 
 SIZES = [
     *("--largest-world", "4", "--channels", "2", "--blocks", "0", "--pair-width", "8", "--embedding", "4"),

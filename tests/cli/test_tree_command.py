@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_captions import small_run
 from typer.testing import CliRunner, Result
 
 from corollout.cli.main import cli
 from corollout.errors import InputError
-from corollout.experiments.trees import token_counts
 from corollout.tasks.captioning.dataset import CaptionData
+from corollout.tasks.captioning.trees import token_counts
 from corollout.trees import balanced_tree, entropy, huffman_tree, load_tree, save_tree
+from tests.support.small_captions import small_run
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from baseline_reference import PAST, log_prob_gradients, logits_of, products_agree, shrunk_agrees
-from enumeration import Problem
 from torch import Tensor
-from tree_problems import words_of_five
-from unbiased_cases import LIMIT, masked, three_of_four, two_of_three
 
 from corollout.estimators import (
     GRPO,
@@ -28,6 +24,10 @@ from corollout.estimators.baselines import Evidence, Fit, inner_products, shrunk
 from corollout.estimators.plans import Plan, by_context
 from corollout.noise import Noise
 from corollout.types import Sampler, Trajectories
+from tests.support.baseline_reference import PAST, log_prob_gradients, logits_of, products_agree, shrunk_agrees
+from tests.support.enumeration import Problem
+from tests.support.tree_problems import words_of_five
+from tests.support.unbiased_cases import LIMIT, masked, three_of_four, two_of_three
 
 PROBLEMS = [three_of_four, masked, words_of_five]
 NAMES = ["softmax", "masked", "tree"]
@@ -57,8 +57,8 @@ class Drawn:
         """The gradient at the rows of a context."""
         return self.gradient[self.trajectories.contexts == context]
 
-    def taught(self, estimator: Any) -> Any:
-        return estimator.learned(self.plan, self.rewards, self.logits)
+    def updated(self, estimator: Any) -> Any:
+        return estimator.updated(self.plan, self.rewards, self.logits)
 
 
 def drawn(problem: Problem, estimator: Estimator, examples: list[int], seed: int = 4) -> Drawn:
@@ -194,8 +194,8 @@ def test_equal_rewards_make_a_fit_that_exists(
         assert bool(found.gradient.isfinite().all())
         if isinstance(estimator, RLOO):
             assert float(found.gradient.abs().max()) < 1e-6 * abs(value)
-        estimator = found.taught(estimator)
-        assert all(bool(tensor.isfinite().all()) for tensor in estimator.memory().values())
+        estimator = found.updated(estimator)
+        assert all(bool(tensor.isfinite().all()) for tensor in estimator.state_dict().values())
 
 
 @pytest.mark.parametrize("estimator", FITTED, ids=str)
@@ -208,7 +208,7 @@ def test_rare_rewards_make_a_fit_that_exists(estimator: Any):
         if batch % 7 == 0:
             found.rewards[0] = 1.0
         assert bool(found.gradient.isfinite().all())
-        estimator = found.taught(estimator)
+        estimator = found.updated(estimator)
 
 
 # What is remembered
@@ -227,7 +227,7 @@ def test_what_was_learned_counts_as_contexts_in_the_batch(estimator: Any):
     """A batch that was seen just before, and the same contexts in one batch with the others."""
     problem = three_of_four()
     past = drawn(problem, estimator, [10, 11, 12])
-    later = drawn(problem, past.taught(estimator), [1, 2, 3])
+    later = drawn(problem, past.updated(estimator), [1, 2, 3])
     joined = drawn(problem, estimator, [1, 2, 3, 10, 11, 12])
     torch.testing.assert_close(
         coefficients(later.fit, past.fit.evidence), coefficients(joined.fit)[:3], rtol=1e-9, atol=1e-12
@@ -242,7 +242,7 @@ def test_skipped_contexts_teach_nothing():
     estimator = RLOO(3, "fitted")
     found, without = (drawn(three_of_four(), estimator, examples) for examples in ([0, 1, 2], [0, 2]))
     found.rewards[4] = torch.nan
-    one, other = (each.taught(estimator).memory() for each in (found, without))
+    one, other = (each.updated(estimator).state_dict() for each in (found, without))
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-15)
@@ -251,26 +251,26 @@ def test_skipped_contexts_teach_nothing():
 @pytest.mark.parametrize("estimator", [*FITTED, Pairs(per_step=0.5)], ids=str)
 def test_a_memory_makes_the_same_estimator_again(estimator: Any):
     problem, learned = three_of_four(), estimator
-    assert learned.memory() == {}
+    assert learned.state_dict() == {}
     for examples in ([5, 6, 7], [8, 9]):
-        learned = drawn(problem, learned, examples).taught(learned)
-    memory = {name: tensor.clone() for name, tensor in learned.memory().items()}
-    again = estimator.remembering(memory)
+        learned = drawn(problem, learned, examples).updated(learned)
+    memory = {name: tensor.clone() for name, tensor in learned.state_dict().items()}
+    again = estimator.load_state_dict(memory)
     assert again == learned == estimator  # but for what is remembered
     gradients = [drawn(problem, each, [1, 2, 3, 4]).gradient for each in (learned, again, estimator)]
     assert torch.equal(gradients[0], gradients[1])
     assert not torch.equal(gradients[0], gradients[2])
-    nothing = again.remembering({})
-    assert nothing.memory() == {}
+    nothing = again.load_state_dict({})
+    assert nothing.state_dict() == {}
     assert torch.equal(drawn(problem, nothing, [1, 2, 3, 4]).gradient, gradients[2])
 
 
 @pytest.mark.parametrize("estimator", [RLOO(3), RLOO(3, "shrunk"), Reinforce(), UnorderedSet(3)], ids=str)
 def test_without_a_fit_there_is_nothing_to_learn(estimator: Any):
     assert isinstance(estimator, Adaptive)
-    learned = drawn(three_of_four(), estimator, [1, 2]).taught(estimator)
+    learned = drawn(three_of_four(), estimator, [1, 2]).updated(estimator)
     assert learned is estimator
-    assert learned.memory() == {}
+    assert learned.state_dict() == {}
 
 
 def test_others_do_not_learn():
@@ -348,7 +348,7 @@ def test_the_past_helps_where_the_batch_has_nothing_to_say():
     problem, estimator = two_of_three(), RLOO(2, "fitted")
     learned: Any = estimator
     for start in range(0, 200, 20):
-        learned = drawn(problem, learned, list(range(10_000 + start, 10_020 + start))).taught(learned)
+        learned = drawn(problem, learned, list(range(10_000 + start, 10_020 + start))).updated(learned)
     plain, better = (problem.estimates(each, 800, 1, 1)[0].flatten(1) for each in (estimator, learned))
     excess = (plain**2).sum(1) - (better**2).sum(1)
     assert excess.mean() > LIMIT * excess.std() / len(excess) ** 0.5

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from coefficient_reference import CASES, make_case, means_agree, plain_sums, sums_agree
 
 from corollout.estimators import coefficients
+from tests.support.coefficient_reference import CASES, make_case, means_agree, plain_sums, sums_agree
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

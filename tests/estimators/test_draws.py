@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from unbiased_cases import LIMIT, Case, bits, three_of_four
 
 from corollout import estimate_gradient
 from corollout.errors import InputError
 from corollout.estimators import ARS, ars, single
 from corollout.noise import Noise
 from corollout.types import Trajectories
+from tests.support.unbiased_cases import LIMIT, Case, bits, three_of_four
 
 
 def trajectories_of(logits: Tensor, rows: int, seed: int) -> Trajectories:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import Problem
 from torch import Tensor
 
 from corollout import estimate_gradient, make_estimator
@@ -31,6 +30,7 @@ from corollout.estimators import (
 )
 from corollout.noise import MAIN, Noise, dirichlet
 from corollout.types import Branches
+from tests.support.enumeration import Problem
 
 # Every estimator that takes any vocabulary: those that are linear in the rewards, and those that weigh them by others.
 LINEAR = ["arsm", "ars-2", "reinforce", "rloo-3", "sc", "mc-0", "mc-2", "vine-2", "rl-beam-4", "set-3", "pairs"]

@@ -1,10 +1,10 @@
 """Every estimator against its formula, written as plain loops."""
 
 import pytest
-from literal import ESTIMATORS, ON_TREES, agrees
 
 from corollout.estimators import ARM, ARS, RLOO, BinaryTreeARSM, Estimator, SelfCritic, UnorderedSet, Vine
 from corollout.estimators.plans import Fitting
+from tests.support.literal import ESTIMATORS, ON_TREES, agrees
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.2])

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,11 @@ SHARDS = 12
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(1, SHARDS, 3))
 def test_every_alteration_is_noticed(shard: int):
-    script = Path(__file__).parents[1] / "mutants.py"
     result = subprocess.run(
-        [sys.executable, str(script), "--shard", f"{shard}/{SHARDS}"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.mutants", "--shard", f"{shard}/{SHARDS}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert " 0 survived" in result.stdout

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from pairs_reference import SEEN, kinds_agree, learning_agrees
-from unbiased_cases import three_of_four
 
 from corollout.errors import InputError
 from corollout.estimators import Pairs
 from corollout.noise import Noise
+from tests.support.pairs_reference import SEEN, kinds_agree, learning_agrees
+from tests.support.unbiased_cases import three_of_four
 
 
 def test_branches_are_of_the_kinds_that_their_probability_and_step_say():
@@ -19,12 +19,12 @@ def test_differences_are_added_up_by_kind_and_forgotten_slowly():
 
 
 def test_what_was_learned_is_remembered():
-    assert Pairs().memory() == {}
-    assert Pairs().remembering({}).gaps is None
-    memory = Pairs(gaps=SEEN).memory()
+    assert Pairs().state_dict() == {}
+    assert Pairs().load_state_dict({}).gaps is None
+    memory = Pairs(gaps=SEEN).state_dict()
     assert torch.equal(memory["gaps"], SEEN)
-    assert Pairs(per_step=2).remembering(memory) == Pairs(per_step=2, gaps=SEEN)
-    assert torch.equal(Pairs(per_step=2).remembering(memory).memory()["gaps"], SEEN)
+    assert Pairs(per_step=2).load_state_dict(memory) == Pairs(per_step=2, gaps=SEEN)
+    assert torch.equal(Pairs(per_step=2).load_state_dict(memory).state_dict()["gaps"], SEEN)
 
 
 @pytest.mark.parametrize(("per_step", "wanted"), [(0.001, 1), (0.5, 17), (0.51, 18), (1, 34), (100, 3 * 34)])

@@ -397,7 +397,7 @@ def test_types_that_differ_or_are_too_short_are_refused(of_logits: torch.dtype, 
 def test_rows_are_shared_out_to_threads(threads: int, monkeypatch: pytest.MonkeyPatch):
     logits, pi, references = draw(101, 40, 7, 2.0, torch.float32, seed=3)
     monkeypatch.setattr(pseudo, "_BLOCK", 40 * 9)
-    monkeypatch.setattr("corollout.threads._WORTH_IT", 1)
+    monkeypatch.setattr("corollout.row_threads._WORTH_IT", 1)
     bad = logits.clone()
     bad[70, 3] = torch.nan
     before = torch.get_num_threads()

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import Problem
-from set_reference import (
+from torch import Tensor
+
+from corollout.errors import InputError
+from corollout.estimators import RLOO, Estimator, SetPlan, UnorderedSet
+from corollout.estimators.sets import ratios
+from corollout.noise import Noise
+from corollout.types import Sampler, Trajectories
+from tests.support.enumeration import Problem
+from tests.support.set_reference import (
     ABOVE_ONE,
     SETS,
     difference,
@@ -20,15 +27,8 @@ from set_reference import (
     tables_agree,
     together,
 )
-from torch import Tensor
-from tree_problems import UNBALANCED, TreeProblem, words_of_five
-from unbiased_cases import masked, three_of_four, two_of_three
-
-from corollout.errors import InputError
-from corollout.estimators import RLOO, Estimator, SetPlan, UnorderedSet
-from corollout.estimators.sets import ratios
-from corollout.noise import Noise
-from corollout.types import Sampler, Trajectories
+from tests.support.tree_problems import UNBALANCED, TreeProblem, words_of_five
+from tests.support.unbiased_cases import masked, three_of_four, two_of_three
 
 # Ratios
 

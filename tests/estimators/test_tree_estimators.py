@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from enumeration import Problem
-from tree_problems import UNBALANCED, TreeProblem, words_of_five
 
 from corollout.errors import InputError
 from corollout.estimators import ARM, ARS, BinaryTreeARSM, BinaryTreeDisARM, ContrastPlan, DisARM, Estimator
@@ -14,6 +12,8 @@ from corollout.noise import Noise, uniform
 from corollout.rollouts import Engine, Mains
 from corollout.trees import Tree
 from corollout.types import Branches
+from tests.support.enumeration import Problem
+from tests.support.tree_problems import UNBALANCED, TreeProblem, words_of_five
 
 BOTH = [BinaryTreeARSM, BinaryTreeDisARM]
 

@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from enumeration import Problem
 from torch import Tensor
-from tree_problems import confident_words, words_of_five
-from unbiased_cases import BY_NAME, CASES, LIMIT, MOST_COMPARISONS, Case, bits, three_of_four, two_of_three
 
 from corollout.estimators import (
     ARM,
@@ -22,6 +19,18 @@ from corollout.estimators import (
     Reinforce,
 )
 from corollout.estimators.baselines import Evidence, Fit
+from tests.support.enumeration import Problem
+from tests.support.tree_problems import confident_words, words_of_five
+from tests.support.unbiased_cases import (
+    BY_NAME,
+    CASES,
+    LIMIT,
+    MOST_COMPARISONS,
+    Case,
+    bits,
+    three_of_four,
+    two_of_three,
+)
 
 
 def test_the_false_alarm_rate_is_as_stated():

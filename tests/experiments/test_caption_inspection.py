@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_captions import small_run
-from text_metrics import plain_cider, plain_frequencies
 
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.experiments.inspection import Inspection, inspect_example, inspect_run
-from corollout.experiments.subjects import CaptionSubject
+from corollout.inspection.credit import Inspection, inspect_example, inspect_run
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.task import CaptionTask
 from corollout.tasks.captioning.vocabulary import END
+from corollout.tasks.views import CaptionSubject
 from corollout.training import estimate
+from corollout.training import start as jobs
+from tests.support.small_captions import small_run
+from tests.support.text_metrics import plain_cider, plain_frequencies
 
 PLACES = [("train", 3, 0), ("val", 1, 0), ("test", 2, 1)]
 

@@ -27,9 +27,9 @@ from corollout.experiments.cold_start import (
     train,
     trials,
 )
+from corollout.experiments.cold_start_report import outcomes, reward_at, write_cold_start
 from corollout.noise import Noise
 from corollout.policies import score_by_steps
-from corollout.reports.cold_start import outcomes, reward_at, write_cold_start
 from corollout.tasks.likeness import END, likeness_task
 
 TINY = SCALES["tiny"]

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_karel import small_run, verdict
 
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.experiments.inspection import ALONE, Inspection, inspect_example, inspect_run
-from corollout.experiments.subjects import KarelSubject
+from corollout.inspection.credit import ALONE, Inspection, inspect_example, inspect_run
 from corollout.noise import Noise
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.language import END
 from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.task import Task
+from corollout.tasks.views import KarelSubject
 from corollout.training import Estimate, estimate
+from corollout.training import start as jobs
 from corollout.training.settings import FinetuneSettings, MachineSettings
+from tests.support.small_karel import small_run, verdict
 
 BRANCHING = ("arsm", "ars-5", "sc", "sc-3", "mc-0", "mc-2")
 WHOLE = ("reinforce", "rloo-4", "rloo-4:baseline=shrunk", "rl_beam-4", "set-4", "set-4:baseline=fitted")
@@ -64,7 +64,7 @@ def probabilities(direct: Estimate) -> torch.Tensor:
 def test_all_parts_are_those_of_the_estimate(estimator: str, opened: Opened):
     for found, direct in pairs(opened, estimator):
         assert found.cost == direct.cost
-        assert sum(main.rollouts for main in found.mains) == direct.cost.rollouts == len(direct.plan.branches)
+        assert sum(main.rollouts for main in found.mains) == direct.cost.rollouts == len(direct.sweep.branches)
         assert found.rollouts_per_step == pytest.approx(direct.cost.rollouts / int(direct.trajectories.lengths.sum()))
         assert found.mean_reward == pytest.approx(direct.mean_reward)
         assert found.norm == pytest.approx(float(direct.gradient.norm()), abs=1e-6)
@@ -129,7 +129,7 @@ def test_what_is_left_without_the_branches_is_the_main_sequences_part(estimator:
     for found, direct in pairs(opened, estimator):
         only_mains = direct.rewards.clone()
         only_mains[len(found.mains) :] = 0
-        rest = direct.plan.gradient(only_mains, direct.logits.detach())
+        rest = direct.sweep.gradient(only_mains, direct.logits.detach())
         for row, main in enumerate(found.mains):
             total = rest[row, : len(main.steps)].clone()
             for step in main.steps:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from corollout.experiments import jobs
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.settings import ModelSettings
+from corollout.training import start as jobs
 from corollout.training.checkpoints import read_weights
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 
-LOOP = Path(__file__).parents[1] / "kill_loop.py"
+LOOP = Path(__file__).parents[1] / "support" / "kill_loop.py"
 KILLS = 20
 MODEL = ModelSettings(
     largest_world=4, channels=4, blocks=1, pair_width=32, embedding=16, hidden=32, layers=2, max_length=9
@@ -38,7 +38,12 @@ def new_pretraining(directory: Path, data: Path, epochs: int, rate: float = 1e-3
 
 def new_finetuning(directory: Path, start: Path, updates: int) -> None:
     settings = FinetuneSettings(
-        estimator="arsm", batch_size=6, budget=float(updates), evaluate_every=5.0, learning_rate=1e-3, train_tasks=16
+        estimator="arsm",
+        batch_size=6,
+        budget=float(updates),
+        evaluate_every=5.0,
+        learning_rate=1e-3,
+        train_eval_examples=16,
     )
     jobs.new_finetuning(directory, start, settings, MachineSettings())
 

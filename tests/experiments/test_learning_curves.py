@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_runs import Profiles, make_table, records
 
-from corollout.cli.reproduce import WORDS, open_plan
+from corollout.cli.reproduce import WORDS, open_sweep
 from corollout.config import read_toml, write_toml
 from corollout.estimators import make_estimator
 from corollout.experiments.learning_curves import CAPTION_CURVES, KAREL_CURVES, choosing_methods
-from corollout.experiments.table import Experiment, Plan
+from corollout.experiments.learning_curves_report import KAREL_CURVES_WORDS, mean_over_seeds
 from corollout.experiments.table1 import TABLE1
 from corollout.experiments.table2 import TABLE2
-from corollout.reports.learning_curves import KAREL_CURVES_WORDS, mean_over_seeds
-from corollout.reports.table import write_table
+from corollout.sweeps.report import write_table
+from corollout.sweeps.sweep import Experiment, Sweep
 from corollout.tasks.scales import SCALES
+from tests.support.synthetic_runs import Profiles, make_table, records
 
 SEEDS = (0, 1, 2)
 # estimator: end, seconds and tokens of an update, rollouts first and last, variance
@@ -43,24 +43,24 @@ def tables_of(report: Path) -> dict[str, list[list[str]]]:
 def test_everything_but_methods_and_rates_is_as_in_the_table(
     experiment: Experiment, table: Experiment, scale: str, tmp_path: Path
 ):
-    plan = Plan.of_scale(experiment, scale, tmp_path, None, None)
-    like = Plan.of_scale(table, scale, tmp_path, None, None)
+    sweep = Sweep.of_scale(experiment, scale, tmp_path, None, None)
+    like = Sweep.of_scale(table, scale, tmp_path, None, None)
     for part in ("data", "model", "pretrain", "finetune", "folder"):
-        assert getattr(plan, part) == getattr(like, part)
-    assert plan.models == ("MLE",)
-    assert plan.methods == tuple(experiment.methods)
-    assert len({plan.run(0, method, 1e-3) for method in plan.methods}) == len(plan.methods)
-    for method in plan.methods:
-        make_estimator(plan.estimator(method))
-    assert choosing_methods(plan) == ["AUTO"]
-    (study,) = experiment.studies
-    assert list(study.methods(plan)) == [method for method in plan.methods if method != "AUTO"]
+        assert getattr(sweep, part) == getattr(like, part)
+    assert sweep.models == ("MLE",)
+    assert sweep.methods == tuple(experiment.methods)
+    assert len({sweep.run(0, method, 1e-3) for method in sweep.methods}) == len(sweep.methods)
+    for method in sweep.methods:
+        make_estimator(sweep.estimator(method))
+    assert choosing_methods(sweep) == ["AUTO"]
+    (analysis,) = experiment.analyses
+    assert list(analysis.methods(sweep)) == [method for method in sweep.methods if method != "AUTO"]
     assert experiment.name in WORDS
 
 
 def test_the_small_scales(tmp_path: Path):
-    karel = Plan.of_scale(KAREL_CURVES, "small", tmp_path, None, None)
-    captions = Plan.of_scale(CAPTION_CURVES, "small", tmp_path, None, None, {"folder": "/mine"})
+    karel = Sweep.of_scale(KAREL_CURVES, "small", tmp_path, None, None)
+    captions = Sweep.of_scale(CAPTION_CURVES, "small", tmp_path, None, None, {"folder": "/mine"})
     assert (karel.rates, karel.seeds, captions.rates, captions.seeds) == ((3e-4, 1e-3), SEEDS, (5e-5,), SEEDS)
     assert captions.folder == Path("/mine")
 
@@ -73,9 +73,9 @@ def test_the_report_compares_at_equal_cost(tmp_path: Path):
             for picked, update, other in choices:
                 seen = [{"variance": 2.0, "seconds": 0.5}, {"variance": other, "seconds": 1.0}]
                 file.write(json.dumps({"kind": "choice", "update": update, "picked": picked, "seen": seen}) + "\n")
-    plan = replace(Plan.of_scale(KAREL_CURVES, "small", tmp_path / "runs", SEEDS, METHODS), rates=(3e-4,))
+    sweep = replace(Sweep.of_scale(KAREL_CURVES, "small", tmp_path / "runs", SEEDS, METHODS), rates=(3e-4,))
     report = tmp_path / "report"
-    found = write_table(plan, report, KAREL_CURVES_WORDS)
+    found = write_table(sweep, report, KAREL_CURVES_WORDS)
 
     tables = tables_of(report)
     assert list(tables) == [
@@ -128,14 +128,20 @@ def test_one_seed_has_no_interval():
 @pytest.mark.slow
 def test_an_experiment_in_miniature(tmp_path: Path):
     out = tmp_path / "out"
-    open_plan(KAREL_CURVES, out, "tiny", (0,), ("AUTO",), {}, {})
-    plan = read_toml(out / "plan.toml")
-    plan["data"] |= {"train": 24, "val": 8, "test": 8, "longest": 8, "largest": 4}
-    plan["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 6}
-    plan["pretrain"] |= {"epochs": 1}
-    plan["finetune"] |= {"unit": "updates", "budget": 2.0, "evaluate_every": 1.0, "batch_size": 2, "train_tasks": 4}
-    plan["curves-karel"] |= {"probes": 3}
-    write_toml(out / "plan.toml", plan)
+    open_sweep(KAREL_CURVES, out, "tiny", (0,), ("AUTO",), {}, {})
+    sweep = read_toml(out / "sweep.toml")
+    sweep["data"] |= {"train": 24, "val": 8, "test": 8, "longest": 8, "largest": 4}
+    sweep["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 6}
+    sweep["pretrain"] |= {"epochs": 1}
+    sweep["finetune"] |= {
+        "unit": "updates",
+        "budget": 2.0,
+        "evaluate_every": 1.0,
+        "batch_size": 2,
+        "train_eval_examples": 4,
+    }
+    sweep["curves-karel"] |= {"probes": 3}
+    write_toml(out / "sweep.toml", sweep)
     command = [str(Path(sys.executable).parent / "corollout"), "reproduce", "curves-karel", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

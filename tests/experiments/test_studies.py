@@ -12,21 +12,21 @@ import torch
 from corollout.data import shuffled
 from corollout.errors import InputError
 from corollout.estimators import ARS, make_estimator
-from corollout.experiments.rollouts_study import ROLLOUTS, branching, branching_methods, count_rollouts
-from corollout.experiments.studies import do_study, read_study
-from corollout.experiments.table import Plan, Study
 from corollout.experiments.table1 import TABLE1
 from corollout.experiments.table2 import TABLE2
 from corollout.noise import Noise
 from corollout.rewards import Reward
+from corollout.sweeps.analysis import read_analysis, run_analysis
+from corollout.sweeps.rollout_analysis import ROLLOUTS, branching, branching_methods, count_rollouts
+from corollout.sweeps.sweep import Analysis, Sweep
 from corollout.tasks.sorting import sorting_data, sorting_engine
 from corollout.training import estimate
 
 
-def made_up(done: list[str], fail: str = "") -> Study:
-    """A study that lists what it measures, and stops at one of the methods."""
+def made_up(done: list[str], fail: str = "") -> Analysis:
+    """A analysis that lists what it measures, and stops at one of the methods."""
 
-    def begin(plan: Plan) -> Callable[[str, Callable[[float], None]], dict[str, Any]]:
+    def begin(sweep: Sweep) -> Callable[[str, Callable[[float], None]], dict[str, Any]]:
         done.append("begin")
 
         def measure(method: str, tell: Callable[[float], None]) -> dict[str, Any]:
@@ -39,39 +39,41 @@ def made_up(done: list[str], fail: str = "") -> Study:
 
         return measure
 
-    return Study("letters", "letters.json", lambda plan: plan.methods, begin)
+    return Analysis("letters", "letters.json", lambda sweep: sweep.methods, begin)
 
 
 def test_a_study_that_is_stopped_goes_on_where_it_was(tmp_path: Path):
-    plan = Plan.of_scale(TABLE1, "tiny", tmp_path, (0,), ("SC", "RLOO", "ARSM"))
+    sweep = Sweep.of_scale(TABLE1, "tiny", tmp_path, (0,), ("SC", "RLOO", "ARSM"))
     done: list[str] = []
     told: list[tuple[str, float]] = []
     with pytest.raises(KeyboardInterrupt):
-        do_study(plan, made_up(done, fail="RLOO"), lambda method, share: told.append((method, share)))
+        run_analysis(sweep, made_up(done, fail="RLOO"), lambda method, share: told.append((method, share)))
     assert done == ["begin", "SC"]
     assert told == [("SC", 0.5), ("SC", 1.0), ("RLOO", 0.5)]
-    assert read_study(plan, made_up([])) == {"SC": {"letters": 2}}
-    found = do_study(plan, made_up(done))
+    assert read_analysis(sweep, made_up([])) == {"SC": {"letters": 2}}
+    found = run_analysis(sweep, made_up(done))
     assert done == ["begin", "SC", "begin", "RLOO", "ARSM"]
     assert (
-        found == read_study(plan, made_up([])) == {"SC": {"letters": 2}, "RLOO": {"letters": 4}, "ARSM": {"letters": 4}}
+        found
+        == read_analysis(sweep, made_up([]))
+        == {"SC": {"letters": 2}, "RLOO": {"letters": 4}, "ARSM": {"letters": 4}}
     )
-    assert do_study(plan, made_up(done)) == found
+    assert run_analysis(sweep, made_up(done)) == found
     assert done[-1] == "ARSM"  # nothing was left to begin with
 
 
 def test_a_broken_file_is_named(tmp_path: Path):
-    plan = Plan.of_scale(TABLE1, "tiny", tmp_path, (0,), ("SC",))
+    sweep = Sweep.of_scale(TABLE1, "tiny", tmp_path, (0,), ("SC",))
     (tmp_path / "letters.json").write_text('{"SC": {"lett')
     with pytest.raises(InputError, match=r"cannot read .*letters\.json.*remove it"):
-        do_study(plan, made_up([]))
+        run_analysis(sweep, made_up([]))
 
 
 def test_only_captions_are_asked_for_their_rollouts(tmp_path: Path):
-    assert [study.name for study in TABLE1.studies] == ["variance"]
-    assert [study.name for study in TABLE2.studies] == ["variance", "variance at equal rollouts", "rollouts"]
-    plan = Plan.of_scale(TABLE2, "tiny", tmp_path, (0,), ("SC", "ARS-1", "RLOO", "ARSM"))
-    assert branching_methods(plan) == list(ROLLOUTS.methods(plan)) == ["ARS-1", "ARSM"]
+    assert [analysis.name for analysis in TABLE1.analyses] == ["variance"]
+    assert [analysis.name for analysis in TABLE2.analyses] == ["variance", "variance at equal rollouts", "rollouts"]
+    sweep = Sweep.of_scale(TABLE2, "tiny", tmp_path, (0,), ("SC", "ARS-1", "RLOO", "ARSM"))
+    assert branching_methods(sweep) == list(ROLLOUTS.methods(sweep)) == ["ARS-1", "ARSM"]
     assert branching("ars-5") == ARS(references=5)
 
 
@@ -97,7 +99,7 @@ def test_rollouts_are_those_of_whole_estimates(name: str):
         length = int(sample.trajectories.lengths[0])
         for step in range(length):
             reaching[step] += 1
-            departing[step] += int((sample.plan.branches.step == step).sum())
+            departing[step] += int((sample.sweep.branches.step == step).sum())
         if not sample.rewards[0].isnan():
             scores.append(round(float(sample.rewards[0]), 5))
             lengths.append(length)

@@ -1,4 +1,4 @@
-"""The experiment of the first table: its plan, its data, its report, and all of it in miniature."""
+"""The experiment of the first table: its sweep, its data, its report, and all of it in miniature."""
 
 import json
 import shutil
@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic_runs import RATES, make_table
 
-from corollout.cli.reproduce import open_plan
+from corollout.cli.reproduce import open_sweep
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
-from corollout.experiments.table import Plan, chosen_rates, rate_scores
 from corollout.experiments.table1 import TABLE1, make_data
-from corollout.reports.table import FIGURES, collect, redraw, write_table
-from corollout.reports.table1 import TABLE1_WORDS
+from corollout.experiments.table1_report import TABLE1_WORDS
+from corollout.sweeps.report import FIGURES, collect, redraw, write_table
+from corollout.sweeps.sweep import Sweep, chosen_rates, rate_scores
 from corollout.tasks.karel.settings import DataSettings
+from tests.support.synthetic_runs import RATES, make_table
 
 METHODS = TABLE1.methods
 FIGURE_NAMES = [FIGURES[x] for x in TABLE1_WORDS.axes]
@@ -26,18 +26,18 @@ FILES = {"table.md", "table.json", "manifest.json", "curves.json", "report.html"
 }
 
 
-def plan_of(folder: Path) -> Plan:
-    return replace(Plan.of_scale(TABLE1, "small", folder, (0, 1, 2), None), rates=RATES)
+def plan_of(folder: Path) -> Sweep:
+    return replace(Sweep.of_scale(TABLE1, "small", folder, (0, 1, 2), None), rates=RATES)
 
 
 def test_the_report_has_everything(tmp_path: Path):
     make_table(tmp_path / "runs", length=30.0)
-    plan = plan_of(tmp_path / "runs")
+    sweep = plan_of(tmp_path / "runs")
     probes = {m: {"variance": 2.0, "variance_error": 0.1, "tokens": 500.0} for m in ("ARSM", "RLOO")}
-    (plan.out / "probes.json").write_text(json.dumps(probes))
+    (sweep.out / "probes.json").write_text(json.dumps(probes))
     # All rates of REINFORCE are as bad as its start; the first is then taken, with which it has only one seed.
-    assert chosen_rates(plan) == dict.fromkeys(METHODS, 3e-4) | {"REINFORCE": 1e-4}
-    found = write_table(plan, tmp_path / "report", TABLE1_WORDS)
+    assert chosen_rates(sweep) == dict.fromkeys(METHODS, 3e-4) | {"REINFORCE": 1e-4}
+    found = write_table(sweep, tmp_path / "report", TABLE1_WORDS)
     assert found.missing == 2
     report = tmp_path / "report"
     assert {path.name for path in report.iterdir()} == FILES
@@ -60,23 +60,23 @@ def test_the_report_has_everything(tmp_path: Path):
     before = {name: (report / f"{name}.svg").read_bytes() for name in FIGURE_NAMES}
     for name in FIGURE_NAMES:
         (report / f"{name}.svg").unlink()
-    shutil.rmtree(plan.out)
+    shutil.rmtree(sweep.out)
     redraw(report)
     assert {name: (report / f"{name}.svg").read_bytes() for name in FIGURE_NAMES} == before
 
 
 def test_a_report_of_what_is_done_so_far(tmp_path: Path):
-    plan = plan_of(tmp_path)
+    sweep = plan_of(tmp_path)
     with pytest.raises(InputError, match="nothing to report"):
-        collect(plan)
+        collect(sweep)
     make_table(tmp_path, length=10.0)
     for seed in (1, 2):
-        (plan.run(seed, "ARSM", 3e-4) / "result.json").unlink()
-    (plan.run(0, "SC", 3e-4) / "result.json").unlink()
+        (sweep.run(seed, "ARSM", 3e-4) / "result.json").unlink()
+    (sweep.run(0, "SC", 3e-4) / "result.json").unlink()
     for rate in RATES:
-        (plan.run(0, "MC-0", rate) / "result.json").unlink()
-    assert rate_scores(plan, "SC")[3e-4] is None
-    found = collect(plan)
+        (sweep.run(0, "MC-0", rate) / "result.json").unlink()
+    assert rate_scores(sweep, "SC")[3e-4] is None
+    found = collect(sweep)
     methods = {method.label: method for method in found.methods}
     assert methods["ARSM"].seeds == [0]
     assert methods["SC"].learning_rates == [1e-4]
@@ -86,20 +86,20 @@ def test_a_report_of_what_is_done_so_far(tmp_path: Path):
 
 def test_a_folder_keeps_its_plan(tmp_path: Path):
     out = tmp_path / "new" / "folder"
-    plan, machine = open_plan(TABLE1, out, "tiny", (3, 4), ("ARSM", "SC"), {}, {"threads": 2})
-    assert (plan.scale, plan.seeds, plan.methods, machine.threads) == ("tiny", (3, 4), ("ARSM", "SC"), 2)
-    assert open_plan(TABLE1, out, None, None, None, {}, {}) == (plan, machine)
-    assert open_plan(TABLE1, out, "tiny", (3, 4), None, {}, {"threads": 2, "device": "cpu"}) == (plan, machine)
+    sweep, machine = open_sweep(TABLE1, out, "tiny", (3, 4), ("ARSM", "SC"), {}, {"threads": 2})
+    assert (sweep.scale, sweep.seeds, sweep.methods, machine.threads) == ("tiny", (3, 4), ("ARSM", "SC"), 2)
+    assert open_sweep(TABLE1, out, None, None, None, {}, {}) == (sweep, machine)
+    assert open_sweep(TABLE1, out, "tiny", (3, 4), None, {}, {"threads": 2, "device": "cpu"}) == (sweep, machine)
     with pytest.raises(InputError, match="begun with seeds 3,4 instead of 3, threads 2 instead of 1: leave"):
-        open_plan(TABLE1, out, "tiny", (3,), None, {}, {"threads": 1})
+        open_sweep(TABLE1, out, "tiny", (3,), None, {}, {"threads": 1})
     with pytest.raises(InputError, match="begun with scale tiny instead of small"):
-        open_plan(TABLE1, out, "small", None, None, {}, {})
+        open_sweep(TABLE1, out, "small", None, None, {}, {})
     with pytest.raises(InputError, match="no method of table1 is called 'PPO'"):
-        open_plan(TABLE1, tmp_path / "other", "tiny", None, ("PPO",), {}, {})
+        open_sweep(TABLE1, tmp_path / "other", "tiny", None, ("PPO",), {}, {})
     assert not (tmp_path / "other").exists()
-    write_toml(out / "plan.toml", {"scale": "tiny"})
-    with pytest.raises(InputError, match="is no plan"):
-        open_plan(TABLE1, out, None, None, None, {}, {})
+    write_toml(out / "sweep.toml", {"scale": "tiny"})
+    with pytest.raises(InputError, match="is no sweep"):
+        open_sweep(TABLE1, out, None, None, None, {}, {})
 
 
 def test_data_that_is_not_complete_is_made_again(tmp_path: Path):
@@ -123,14 +123,20 @@ def test_data_that_is_not_complete_is_made_again(tmp_path: Path):
 @pytest.mark.slow
 def test_the_whole_experiment_in_miniature(tmp_path: Path):
     out = tmp_path / "out"
-    open_plan(TABLE1, out, "tiny", (0, 1), ("ARSM",), {}, {})
-    plan = read_toml(out / "plan.toml")
-    plan["data"] |= {"train": 24, "val": 8, "test": 8, "longest": 8, "largest": 4}
-    plan["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 6}
-    plan["pretrain"] |= {"epochs": 1}
-    plan["finetune"] |= {"unit": "updates", "budget": 2.0, "evaluate_every": 1.0, "batch_size": 2, "train_tasks": 4}
-    plan["table1"] |= {"rates": [1e-3], "probes": 3, "beam": 2}
-    write_toml(out / "plan.toml", plan)
+    open_sweep(TABLE1, out, "tiny", (0, 1), ("ARSM",), {}, {})
+    sweep = read_toml(out / "sweep.toml")
+    sweep["data"] |= {"train": 24, "val": 8, "test": 8, "longest": 8, "largest": 4}
+    sweep["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 6}
+    sweep["pretrain"] |= {"epochs": 1}
+    sweep["finetune"] |= {
+        "unit": "updates",
+        "budget": 2.0,
+        "evaluate_every": 1.0,
+        "batch_size": 2,
+        "train_eval_examples": 4,
+    }
+    sweep["table1"] |= {"rates": [1e-3], "probes": 3, "beam": 2}
+    write_toml(out / "sweep.toml", sweep)
     command = [str(Path(sys.executable).parent / "corollout"), "reproduce", "table1", "--out", str(out)]
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr

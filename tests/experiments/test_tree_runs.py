@@ -6,23 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_captions import small_run
 
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.experiments.inspection import inspect_run
-from corollout.experiments.trees import TreeSettings, build_tree
+from corollout.inspection.credit import inspect_run
 from corollout.policies import TreeHead
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.settings import ModelSettings
+from corollout.tasks.captioning.trees import TreeSettings, build_tree
 from corollout.tasks.karel.settings import ModelSettings as KarelModel
+from corollout.training import start as jobs
 from corollout.training.checkpoints import read_weights
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.trees import balanced_tree, save_tree
+from tests.support.small_captions import small_run
 
 MODEL = ModelSettings(embedding=16, hidden=32, dropout=0.0)
-TEACHING = PretrainSettings(learning_rate=2e-2, batch_size=15, epochs=12, evaluate_every=6, average=0.9)
+TEACHING = PretrainSettings(learning_rate=2e-2, batch_size=15, epochs=12, evaluate_every=6, ema_decay=0.9)
 TUNING = FinetuneSettings(
     estimator="bt-disarm",
     learning_rate=1e-3,
@@ -31,7 +31,7 @@ TUNING = FinetuneSettings(
     budget=6.0,
     evaluate_every=3.0,
     reward="cider-d",
-    train_tasks=4,
+    train_eval_examples=4,
 )
 
 
@@ -109,7 +109,7 @@ def test_a_choice_and_light_probes_are_recorded(run: Path, tmp_path: Path):
     settings = replace(TUNING, estimator="auto:estimates=2", probe_every=4, probes=beside)
     jobs.new_finetuning(tmp_path / "tuned", run, settings, MachineSettings())
     heard: list[str] = []
-    jobs.resume(tmp_path / "tuned", jobs.Hooks(on_news=lambda item: heard.append(item.kind)))
+    jobs.resume(tmp_path / "tuned", jobs.Callbacks(on_news=lambda item: heard.append(item.kind)))
     (choice,), (probe,) = (Run.open(tmp_path / "tuned").records(kind) for kind in ("choice", "probe"))
     assert heard == ["choice", "probe"]
     assert choice["update"] == 0

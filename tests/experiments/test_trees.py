@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_captions import small_run
 
 from corollout.errors import InputError
-from corollout.experiments.trees import TreeSettings, build_tree, run_embeddings, token_counts
 from corollout.tasks.captioning.dataset import CaptionData
+from corollout.tasks.captioning.trees import TreeSettings, build_tree, run_embeddings, token_counts
 from corollout.training.checkpoints import read_weights, write_weights
 from corollout.trees import balanced_tree, bisect_tree, cluster_tree, huffman_tree, permuted, save_tree
+from tests.support.small_captions import small_run
 
 
 @pytest.fixture(scope="module")

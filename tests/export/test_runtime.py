@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from random_captioners import LONGEST, TREES, VOCAB, WIDTH, WORDS, by_pytorch, captioner, features
 
 from corollout.export import runtime, write_export
 from corollout.noise import MAIN, Noise, race, uniform
@@ -22,6 +21,7 @@ from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.trees import balanced_tree
 from corollout.types import Sampler
+from tests.support.random_captioners import LONGEST, TREES, VOCAB, WIDTH, WORDS, by_pytorch, captioner, features
 
 SIGNS = np.array([0, 1, 63, -1, 2**62, -(2**63), 2**63 - 1])
 

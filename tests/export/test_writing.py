@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from enumeration import TablePolicy
-from random_captioners import TREES, WORDS, captioner
-from small_captions import small_run
 
 from corollout.data import Columns
 from corollout.errors import InputError
-from corollout.experiments import jobs
 from corollout.export import export_run, runtime, write_export
 from corollout.policies import TreeHead
 from corollout.rollouts import Engine
+from corollout.rollouts.decoding import decode
 from corollout.tasks.captioning.settings import ModelSettings
 from corollout.tasks.captioning.task import CaptionTask
 from corollout.tasks.captioning.vocabulary import Vocabulary
-from corollout.tasks.decoding import decode
+from corollout.training import start as jobs
 from corollout.training.checkpoints import write_weights
 from corollout.training.runs import Run
 from corollout.training.settings import MachineSettings, PretrainSettings
 from corollout.trees import huffman_tree, save_tree
 from corollout.types import Sampler
+from tests.support.enumeration import TablePolicy
+from tests.support.random_captioners import TREES, WORDS, captioner
+from tests.support.small_captions import small_run
 
 NAMES = ["model.json", "weights.safetensors", "vocabulary.txt", "runtime.py"]
 

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from lab_rows import BASE, FACTS, NOTHING, row
-
 from corollout.lab import KINDS, Interval, Row, advise
+from tests.support.lab_rows import BASE, FACTS, NOTHING, row
 
 STATE = "0.31 nats a token, 60 % of the probability in 8 sequences, 41 % of contexts with equal rewards: "
 

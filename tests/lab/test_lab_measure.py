@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from enumeration import Problem
-from small_task import likeness, make_data, make_engine, make_policy
 
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
@@ -16,7 +14,9 @@ from corollout.noise import Noise
 from corollout.rewards import RewardFunction
 from corollout.rollouts import Engine
 from corollout.training import probe_variance
-from corollout.training.diagnostics import gradient_source
+from corollout.training.variance import gradient_source
+from tests.support.enumeration import Problem
+from tests.support.small_task import likeness, make_data, make_engine, make_policy
 
 Task = tuple[Engine, Batch, RewardFunction]
 
@@ -136,15 +136,15 @@ class Pupil:
         self.notes.append(self.known)
         return self.inner.plan(trajectories, noise)
 
-    def learned(self, plan, rewards, logits):
+    def updated(self, plan, rewards, logits):
         assert rewards.isfinite().all()
         assert not logits.requires_grad
         return self if self.known == self.most else Pupil(self.notes, self.known + 1, self.most)
 
-    def memory(self):
+    def state_dict(self):
         return {}
 
-    def remembering(self, memory):
+    def load_state_dict(self, memory):
         return self
 
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from small_task import likeness, make_data, make_engine, make_policy, make_tree_policy
-from tree_problems import UNBALANCED
 
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
 from corollout.estimators import RLOO, UnorderedSet, make_estimator
 from corollout.lab import KINDS, Lab, biased_by_design, default_estimators, run_lab, time_rounds
-from corollout.lab.lists import LARGE_SOFTMAX, SOFTMAX, TREE
+from corollout.lab.defaults import LARGE_SOFTMAX, SOFTMAX, TREE
 from corollout.lab.store import FILE, REFERENCE
 from corollout.noise import Noise
 from corollout.rewards import RewardFunction
 from corollout.rollouts import Engine
 from corollout.training import estimate
-from corollout.training.diagnostics import gradient_source
+from corollout.training.variance import gradient_source
+from tests.support.small_task import likeness, make_data, make_engine, make_policy, make_tree_policy
+from tests.support.tree_problems import UNBALANCED
 
 Task = tuple[Engine, Batch, RewardFunction]
 NAMES = ["rloo-2", "sc", "set-3:baseline=fitted"]

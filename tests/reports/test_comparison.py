@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_runs import TASKS, make_run, make_table, records
 
 from corollout.errors import InputError
 from corollout.reports.comparison import compare, group_runs, method_label
 from corollout.reports.curves import Group
-from corollout.reports.outcomes import Outcome, _of_record, paired_difference, pooled_interval, read_run
+from corollout.reports.run_results import Outcome, _of_record, paired_difference, pooled_interval, read_run
 from corollout.tasks.captioning.metrics import CIDER
 from corollout.tasks.karel.metrics import GENERALIZATION
 from corollout.tasks.task import Share, mean_interval
+from tests.support.synthetic_runs import TASKS, make_run, make_table, records
 
 
 def bits(text: str) -> Outcome:

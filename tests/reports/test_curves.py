@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_runs import PROFILES, make_run, make_table, records
 
 from corollout.errors import InputError
 from corollout.reports.curves import (
@@ -19,6 +18,7 @@ from corollout.reports.curves import (
     read_curves,
     training_figure,
 )
+from tests.support.synthetic_runs import PROFILES, make_run, make_table, records
 
 
 def rewrite(run: Path, change) -> None:

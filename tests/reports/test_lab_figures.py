@@ -1,13 +1,13 @@
 """What the figures and tables of the estimator lab show."""
 
 import pytest
-from lab_rows import BASE, NOTHING, lab, row
 from matplotlib.figure import Figure
 
 from corollout.lab import KINDS, Interval
+from corollout.lab.figures import cost_figure, variance_figure
+from corollout.lab.report import lab_tables, product_table
 from corollout.reports.figures import svg
-from corollout.reports.lab import lab_tables, product_table
-from corollout.reports.lab_figures import cost_figure, variance_figure
+from tests.support.lab_rows import BASE, NOTHING, lab, row
 
 GOOD, BAD = row("set-8", 0.2, 0.3, 0.4), row("sc", 5.0, 4.0, 3.0)
 EXACT = row("rl-beam-8", 0.0, 0.0, 0.0, biased=True, bias=Interval(0.17, 0.13, 0.21))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from synthetic_runs import make_run, sentences
 
 from corollout.reports.curves import Group, read_curves
 from corollout.reports.rollout_figures import _tenths, density_figure, fall_figure, step_figures, steps_figure
 from corollout.reports.rollouts import Correlation, Sentences, p_words, ranks, read_step_map, step_map
+from tests.support.synthetic_runs import make_run, sentences
 
 
 def permuted_p(x: np.ndarray, y: np.ndarray, count: int = 20_000) -> float:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from functions import DiesWhenLoaded, Do, SlowToLoad, mixed, obey
 
 from corollout.errors import InputError, RewardError
 from corollout.rewards import Reward, pool
+from tests.support.reward_functions import DiesWhenLoaded, Do, SlowToLoad, mixed, obey
 
 TIMEOUT = 2.0
 
@@ -197,14 +197,14 @@ def test_results_do_not_depend_on_the_workers_and_none_is_left_behind():
 def test_workers_leave_with_their_parent(sent: signal.Signals, workers: int, tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from functions import Do, obey\n"
+        "from tests.support.reward_functions import Do, obey\n"
         "from corollout.rewards import Reward\n"
         "if __name__ == '__main__':\n"
         f"    reward = Reward(obey, workers={workers}, batch_size=1)\n"
         "    reward([[1], [Do.HANG]], [0, 1], {})\n"
     )
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}
+    here = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(here)}
     with subprocess.Popen(
         [sys.executable, str(script)],
         env=environment,

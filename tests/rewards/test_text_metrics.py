@@ -5,16 +5,24 @@ import math
 import numpy as np
 import pytest
 import torch
-from text_metrics import PublicScores, plain_bleu, plain_cider, plain_frequencies, plain_matches, plain_rouge, text
 
 from corollout.errors import InputError
 from corollout.rewards import Reward
-from corollout.rewards.bleu import Bleu
-from corollout.rewards.cider import Cider, CiderReward
-from corollout.rewards.frequencies import DocumentFrequencies
-from corollout.rewards.references import References
-from corollout.rewards.rouge import RougeL
-from corollout.rewards.tokens import Tokens
+from corollout.text_metrics.bleu import Bleu
+from corollout.text_metrics.cider import Cider, CiderReward
+from corollout.text_metrics.frequencies import DocumentFrequencies
+from corollout.text_metrics.references import References
+from corollout.text_metrics.rouge import RougeL
+from corollout.text_metrics.tokens import Tokens
+from tests.support.text_metrics import (
+    PublicScores,
+    plain_bleu,
+    plain_cider,
+    plain_frequencies,
+    plain_matches,
+    plain_rouge,
+    text,
+)
 
 Groups = list[list[list[int]]]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from karel_strategies import programs
 from torch import Tensor, nn
 
 from corollout.data import Columns
@@ -28,8 +27,9 @@ from corollout.tasks.karel.model import KarelPolicy
 from corollout.tasks.karel.settings import ModelSettings
 from corollout.tasks.karel.task import KarelTask, karel_columns
 from corollout.training.estimate import estimate
-from corollout.training.mle import TeacherForcing
+from corollout.training.mle import MLETrainer
 from corollout.types import Sampler
+from tests.support.karel_strategies import programs
 
 STOP = TOKENS[END]
 SIDE = 6
@@ -292,7 +292,7 @@ def test_every_estimator_works(columns: Columns, estimator: str):
 def test_programs_can_be_taught(data: KarelData, columns: Columns):
     engine = make(11, dtype=torch.float32)
     optimizer = torch.optim.Adam(engine.policy.parameters(), 0.02)  # pyright: ignore[reportAttributeAccessIssue]
-    losses = [metrics.loss for metrics in TeacherForcing(engine, columns, optimizer, batch_size=6).run(updates=20)]
+    losses = [metrics.loss for metrics in MLETrainer(engine, columns, optimizer, batch_size=6).run(updates=20)]
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
     done = estimate(engine, columns.batch(range(6)), Reward(SolvesTask(data)), "arsm", Noise(1))

@@ -4,12 +4,12 @@ import doctest
 
 import pytest
 from hypothesis import given
-from karel_strategies import programs, worlds
 
 import corollout.tasks.karel as karel
 from corollout.tasks.karel.interpreter import LIMIT, Result, interpret
 from corollout.tasks.karel.language import ACTIONS, encode, parse, tokenize
 from corollout.tasks.karel.world import MOST_MARKERS, World
+from tests.support.karel_strategies import programs, worlds
 
 OPEN = World(3, 3, (1, 1, 0))
 

@@ -6,7 +6,6 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from karel_strategies import programs
 
 from corollout.errors import InputError
 from corollout.tasks.karel.language import (
@@ -30,6 +29,7 @@ from corollout.tasks.karel.language import (
     tokenize,
 )
 from corollout.tasks.karel.program_json import from_json, to_json
+from tests.support.karel_strategies import programs
 
 DEEP = 3_000  # beyond any recursion
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from karel_strategies import programs, worlds
 
-from corollout import threads
+from corollout import row_threads as threads
 from corollout.errors import InputError
 from corollout.tasks.karel.grids import Grids, pack, unpack
 from corollout.tasks.karel.interpreter import LIMIT, interpret
@@ -40,6 +39,7 @@ from corollout.tasks.karel.machine import (
     run_code,
 )
 from corollout.tasks.karel.world import World, same_state
+from tests.support.karel_strategies import programs, worlds
 
 FUZZ = int(os.environ.get("COROLLOUT_FUZZ", "2000"))
 OPEN = World(3, 3, (1, 1, 0))

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_karel import small_run, verdict
 
 from corollout.errors import InputError
-from corollout.experiments import jobs
-from corollout.tasks.decoding import decode
+from corollout.rollouts.decoding import decode
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.grids import unpack
 from corollout.tasks.karel.language import encode, tokenize
 from corollout.tasks.karel.metrics import SolvesTask, evaluate_karel, judge_lists
 from corollout.tasks.karel.task import KarelTask, Split
 from corollout.tasks.task import Share
+from corollout.training import start as jobs
 from corollout.types import Sampler
+from tests.support.small_karel import small_run, verdict
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from karel_strategies import worlds
 from torch import Tensor, nn
 
 from corollout.data import Columns
@@ -23,6 +22,7 @@ from corollout.tasks.karel.model import CHANNELS, Constants, KarelPolicy, PairEn
 from corollout.tasks.karel.task import karel_columns
 from corollout.tasks.karel.world import World
 from corollout.training.estimate import estimate
+from tests.support.karel_strategies import worlds
 
 SIDE, PAIRS = 7, 5
 SIZES: Any = {"side": SIDE, "channels": 3, "pair_width": 6, "token_width": 5, "hidden": 4}

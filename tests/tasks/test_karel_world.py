@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from karel_strategies import worlds
 
 from corollout.errors import InputError
 from corollout.tasks.karel.grids import BORDER, OUTSIDE, WALL, Grids, pack, unpack
 from corollout.tasks.karel.world import MOST_MARKERS, World, same_state
+from tests.support.karel_strategies import worlds
 
 SMALL = {"rows": 2, "cols": 3, "hero": "0:1:east", "blocked": "1:0", "markers": "0:2:3 1:2:1", "crashed": False}
 

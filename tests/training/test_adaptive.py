@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from small_task import likeness, make_data, make_engine, make_policy
 from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators import RLOO, Adaptive, Auto, Estimator, Pairs, Reinforce, UnorderedSet
 from corollout.noise import Noise
 from corollout.rewards import Reward
-from corollout.training import Trainer, estimate, flat_gradient, loop
+from corollout.training import Trainer, estimate, flat_gradient
+from corollout.training import finetuning as loop
+from corollout.training.base import Event
 from corollout.training.checkpoints import State
 from corollout.training.choice import LEARNING, Choice, Glance, choose, glance
 from corollout.training.fit import Schedule, fit
-from corollout.training.learner import News
 from corollout.training.runs import Run
+from tests.support.small_task import likeness, make_data, make_engine, make_policy
 
 
 class Ticks:
@@ -74,7 +75,7 @@ def told(learner: Trainer, updates: int) -> list[Any]:
 def same_memory(one: Trainer, other: Trainer) -> bool:
     assert isinstance(one.estimator, Adaptive)
     assert isinstance(other.estimator, Adaptive)
-    a, b = one.estimator.memory(), other.estimator.memory()
+    a, b = one.estimator.state_dict(), other.estimator.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -115,29 +116,29 @@ def test_a_choice_is_restored_with_all_that_candidates_learned():
     second.restore(first.state())
     assert isinstance(second.estimator, Auto)
     assert second.estimator.chosen == first.estimator.chosen
-    assert set(second.estimator.memory()) == {
+    assert set(second.estimator.state_dict()) == {
         "chosen",
         *(f"four/{name}" for name in ("matrix", "right", "contexts", "length", "reward")),
         "pairs/gaps",
     }
     assert same_memory(first, second)
     # A state is a copy: what is learned later is not in it.
-    kept = {name: tensor.clone() for name, tensor in second.estimator.memory().items()}
+    kept = {name: tensor.clone() for name, tensor in second.estimator.state_dict().items()}
     told(first, 4)
     assert not same_memory(first, second)
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in second.estimator.memory().items())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in second.estimator.state_dict().items())
 
 
 def test_an_estimate_teaches_those_that_learn():
     batch, engine = make_data().batch(range(4)), make_engine(make_policy())
     plain, learning = RLOO(3), UnorderedSet(3, "fitted")
-    assert estimate(engine, batch, likeness, plain, Noise(1)).taught(plain) is plain
+    assert estimate(engine, batch, likeness, plain, Noise(1)).updated(plain) is plain
     sample = estimate(engine, batch, likeness, learning, Noise(1))
-    found, wanted = sample.taught(learning), learning.learned(sample.plan, sample.rewards, sample.logits.detach())
+    found, wanted = sample.updated(learning), learning.updated(sample.plan, sample.rewards, sample.logits.detach())
     assert isinstance(found, UnorderedSet)
-    assert all(torch.equal(found.memory()[name], tensor) for name, tensor in wanted.memory().items())
-    assert float(found.memory()["contexts"]) == 4
-    assert not found.memory()["matrix"].requires_grad
+    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in wanted.state_dict().items())
+    assert float(found.state_dict()["contexts"]) == 4
+    assert not found.state_dict()["matrix"].requires_grad
 
 
 # Choices
@@ -153,7 +154,7 @@ def test_choices_are_due_at_the_start_and_after_twice_as_long_each_time(every: i
 def test_auto_is_its_first_candidate_until_it_has_chosen():
     auto = some()
     assert (auto.name, auto.current, auto.sampler) == ("one", Reinforce(), Reinforce().sampler)
-    assert auto.remembering(auto.memory()).name == "one"
+    assert auto.load_state_dict(auto.state_dict()).name == "one"
     with pytest.raises(InputError, match=r"^auto has no candidate 'two'; it has one, four, pairs$"):
         Auto(candidates=some().candidates, chosen="two")
     with pytest.raises(InputError, match=r"^auto needs at least one candidate$"):
@@ -185,7 +186,7 @@ def test_a_glance_is_the_variance_over_batches():
     assert seen[0].product == 3.0 * seen[0].variance
     pairs: list[Estimator] = [Pairs()]
     for turn, batch in enumerate(batches(4)):
-        pairs.append(estimate(engine, batch, likeness, pairs[-1], noise.fold(turn)).taught(pairs[-1]))
+        pairs.append(estimate(engine, batch, likeness, pairs[-1], noise.fold(turn)).updated(pairs[-1]))
     assert seen[1].variance == pytest.approx(sample_variance(pairs, noise), rel=1e-9)
     assert taught["two"] is two
     samples = [estimate(engine, batch, likeness, two, noise.fold(i)) for i, batch in enumerate(batches(5))]
@@ -194,7 +195,7 @@ def test_a_glance_is_the_variance_over_batches():
     # All of it was spent, also what only taught.
     assert cost.tokens > sum(tokens) + 4 * seen[1].tokens
     assert isinstance(taught["pairs"], Pairs)
-    assert taught["pairs"].memory().keys() == {"gaps"}
+    assert taught["pairs"].state_dict().keys() == {"gaps"}
 
 
 def test_those_that_are_far_behind_make_no_more_estimates():
@@ -344,7 +345,7 @@ def kill(metrics: Any) -> None:
 
 def test_news_are_recorded_once_also_by_a_run_that_was_killed(tmp_path: Path):
     first, killed, second = (trainer(some(), probe_every=3) for _ in range(3))
-    heard: list[News] = []
+    heard: list[Event] = []
     run_of(tmp_path / "whole", first, on_news=heard.append)
     with pytest.raises(Killed):
         run_of(tmp_path / "run", killed, on_update=kill)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_task import likeness, make_data, make_engine, make_policy
 
 from corollout.errors import InputError, Interrupted
-from corollout.training import TeacherForcing, Trainer
+from corollout.training import MLETrainer, Trainer
+from corollout.training.base import BaseTrainer, load_policy
 from corollout.training.checkpoints import read_weights
 from corollout.training.fit import Schedule, fit
-from corollout.training.learner import Learner, load_policy
 from corollout.training.runs import Run
+from tests.support.small_task import likeness, make_data, make_engine, make_policy
 
 
 def reinforced(name: str = "arsm", **options: Any) -> Trainer:
@@ -23,24 +23,24 @@ def reinforced(name: str = "arsm", **options: Any) -> Trainer:
     return Trainer(make_engine(policy), make_data(12), likeness, name, optimizer, batch_size=5, **options)
 
 
-def taught(**options: Any) -> TeacherForcing:
+def taught(**options: Any) -> MLETrainer:
     policy = make_policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
-    return TeacherForcing(make_engine(policy), make_data(12), optimizer, batch_size=5, **options)
+    return MLETrainer(make_engine(policy), make_data(12), optimizer, batch_size=5, **options)
 
 
-def averaged() -> TeacherForcing:
-    return taught(average=0.8)
+def averaged() -> MLETrainer:
+    return taught(ema_decay=0.8)
 
 
 MAKERS = [reinforced, taught, averaged]
 
 
-def weights(learner: Learner[Any]) -> list[torch.Tensor]:
+def weights(learner: BaseTrainer[Any]) -> list[torch.Tensor]:
     return [p.detach().clone() for p in learner.policy.parameters()]
 
 
-def same(one: Learner[Any], other: Learner[Any]) -> bool:
+def same(one: BaseTrainer[Any], other: BaseTrainer[Any]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
 
 
@@ -126,16 +126,16 @@ def interrupt_after_four(metrics: Any) -> None:
 def test_averaged_weights_are_evaluated_and_kept(tmp_path: Path):
     """Also by a run that was interrupted; and training goes on from the last update's, not from the average."""
 
-    def bits(learner: TeacherForcing) -> list[bytes]:
+    def bits(learner: MLETrainer) -> list[bytes]:
         return [tensor.numpy().tobytes() for tensor in learner.policy.state_dict().values()]
 
-    def shown(learner: TeacherForcing) -> list[bytes]:
+    def shown(learner: MLETrainer) -> list[bytes]:
         with learner.shown():
             return bits(learner)
 
     seen = []
 
-    def look(learner: TeacherForcing) -> dict[str, float]:
+    def look(learner: MLETrainer) -> dict[str, float]:
         seen.append(bits(learner))
         return {"score": float(len(seen) == 3)}
 

@@ -6,22 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from head_reference import plain_log_prob, plain_walk
-from small_task import BOS, EOS, VOCAB, make_data, make_engine, make_policy, make_tree_policy
 
 from corollout.errors import InputError
 from corollout.noise import MAIN, race
 from corollout.policies import RecurrentPolicy, TreeHead
+from corollout.training.base import LESSONS
 from corollout.training.checkpoints import newest_checkpoint, write_checkpoint
-from corollout.training.learner import LESSONS
-from corollout.training.mle import Decay, Sampling, TeacherForcing
+from corollout.training.mle import Decay, MLETrainer, Sampling
 from corollout.trees import huffman_tree
+from tests.support.head_reference import plain_log_prob, plain_walk
+from tests.support.small_task import BOS, EOS, VOCAB, make_data, make_engine, make_policy, make_tree_policy
 
 
-def taught(policy: RecurrentPolicy | None = None, **options: Any) -> TeacherForcing:
+def updated(policy: RecurrentPolicy | None = None, **options: Any) -> MLETrainer:
     policy = policy or make_policy()
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
-    return TeacherForcing(make_engine(policy), make_data(12), optimizer, batch_size=4, **options)
+    return MLETrainer(make_engine(policy), make_data(12), optimizer, batch_size=4, **options)
 
 
 def treed() -> tuple[RecurrentPolicy, TreeHead]:
@@ -57,7 +57,7 @@ def test_the_probability_grows_up_to_its_most(epoch: int, probability: float):
 
 def mixed(
     probability: float, policy: RecurrentPolicy | None = None
-) -> tuple[TeacherForcing, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[MLETrainer, torch.Tensor, torch.Tensor, torch.Tensor]:
     learner = taught(policy)
     batch = learner.data.batch(range(12))
     inputs = torch.full((12, 5), 2)
@@ -144,7 +144,7 @@ def test_targets_of_different_lengths_count_by_their_tokens():
 def test_a_tree_learns_its_targets():
     policy, _ = treed()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.02)
-    learner = TeacherForcing(make_engine(policy), make_data(12), optimizer, batch_size=12)
+    learner = MLETrainer(make_engine(policy), make_data(12), optimizer, batch_size=12)
     losses = [metrics.loss for metrics in learner.run(updates=60)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -165,11 +165,11 @@ def test_with_certainty_a_tree_feeds_itself():
 # Averaged weights
 
 
-def weights(learner: TeacherForcing) -> list[torch.Tensor]:
+def weights(learner: MLETrainer) -> list[torch.Tensor]:
     return [p.detach().clone() for p in learner.policy.parameters()]
 
 
-def shown(learner: TeacherForcing) -> list[torch.Tensor]:
+def shown(learner: MLETrainer) -> list[torch.Tensor]:
     with learner.shown():
         return weights(learner)
 

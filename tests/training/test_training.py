@@ -10,18 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_task import (
-    BOS,
-    EOS,
-    LENGTH,
-    VOCAB,
-    estimated,
-    likeness,
-    make_data,
-    make_engine,
-    make_policy,
-    part,
-)
 from torch import Tensor, nn
 
 from corollout.data import Columns
@@ -43,8 +31,20 @@ from corollout.training import (
     probe_variance,
     rewards_of,
 )
-from corollout.training.loop import rollouts_by_step
+from corollout.training.finetuning import rollouts_by_step
 from corollout.types import Sampler
+from tests.support.small_task import (
+    BOS,
+    EOS,
+    LENGTH,
+    VOCAB,
+    estimated,
+    likeness,
+    make_data,
+    make_engine,
+    make_policy,
+    part,
+)
 
 ANY = [
     "arsm",

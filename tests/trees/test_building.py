@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tree_reference import (
+
+from corollout.errors import InputError
+from corollout.trees import balanced_tree, huffman_tree, least_depth, limited, permuted
+from tests.support.tree_reference import (
     Nested,
     best_lengths,
     height,
@@ -17,9 +20,6 @@ from tree_reference import (
     shapes,
     tree_of,
 )
-
-from corollout.errors import InputError
-from corollout.trees import balanced_tree, huffman_tree, least_depth, limited, permuted
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from tree_reference import clusters_of, plain_balanced, plain_clusters, tree_of
 
 import corollout.trees.clustering as module
 from corollout.errors import InputError
 from corollout.trees import balanced_tree, bisect_tree, cluster_memory, cluster_tree, least_depth, limited
+from tests.support.tree_reference import clusters_of, plain_balanced, plain_clusters, tree_of
 
 METHODS = ("ward", "complete", "average")
 

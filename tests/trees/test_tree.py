@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_reference import Nested, height, nested, nested_trees, plain_paths, tokens, tree_of
 
 import corollout.trees.tree as module
 from corollout.errors import InputError
 from corollout.trees import Tree, balanced_tree, entropy, least_depth
+from tests.support.tree_reference import Nested, height, nested, nested_trees, plain_paths, tokens, tree_of
 
 SMALL = Tree(np.array([[1, -1], [-4, 2], [-2, -3]]))  # ((3, (1, 2)), 0)
 

@@ -8,10 +8,10 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_reference import Nested, nested_trees, tree_of
 
 from corollout.errors import InputError
 from corollout.trees import Tree, balanced_tree, load_tree, save_tree, words_digest
+from tests.support.tree_reference import Nested, nested_trees, tree_of
 
 WORDS = ["<end>", "a", "dog", "Straße", "<unk>"]
 

@@ -7,16 +7,16 @@ import numpy as np
 
 from corollout.data import Columns
 from corollout.errors import InputError
-from corollout.rewards.bleu import Bleu
-from corollout.rewards.cider import Cider
-from corollout.rewards.references import References
-from corollout.rewards.rouge import RougeL
 from corollout.rollouts import Engine
-from corollout.tasks.decoding import decode
-from corollout.tasks.task import Measure, mean_interval
+from corollout.rollouts.decoding import decode
+from corollout.tasks.task import Metric, mean_interval
+from corollout.text_metrics.bleu import Bleu
+from corollout.text_metrics.cider import Cider
+from corollout.text_metrics.references import References
+from corollout.text_metrics.rouge import RougeL
 from corollout.types import Sampler
 
-CIDER = Measure(
+CIDER = Metric(
     "cider",
     "CIDEr-D",
     "",

@@ -7,9 +7,9 @@ that agrees best with all of them, by CIDEr-D (Devlin et al. 2015).
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.rewards.cider import Cider, DocumentFrequencies
-from corollout.rewards.references import References
 from corollout.tasks.captioning.dataset import CaptionSplit
+from corollout.text_metrics.cider import Cider, DocumentFrequencies
+from corollout.text_metrics.references import References
 
 _BLOCK = 512
 

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.rewards.bleu import Bleu
-from corollout.rewards.cider import Cider
-from corollout.rewards.frequencies import DocumentFrequencies
-from corollout.rewards.ngrams import LONGEST
-from corollout.rewards.references import References
-from corollout.rewards.rouge import RougeL
 from corollout.tasks.captioning.files import read_text
 from corollout.tasks.captioning.text import tokenize
+from corollout.text_metrics.bleu import Bleu
+from corollout.text_metrics.cider import Cider
+from corollout.text_metrics.frequencies import DocumentFrequencies
+from corollout.text_metrics.ngrams import LONGEST
+from corollout.text_metrics.references import References
+from corollout.text_metrics.rouge import RougeL
 
 ImageId = int | str
 

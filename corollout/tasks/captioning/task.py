@@ -12,15 +12,15 @@ from torch import Tensor
 from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.rewards import Reward
-from corollout.rewards.cider import CiderReward, DocumentFrequencies
-from corollout.rewards.references import References
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit
 from corollout.tasks.captioning.metrics import CIDER, Evaluation, Scorer, evaluate_captions
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.tasks.captioning.settings import ModelSettings, scale
 from corollout.tasks.captioning.vocabulary import END
-from corollout.tasks.task import Kind, Task
+from corollout.tasks.task import Task, TaskSpec
+from corollout.text_metrics.cider import CiderReward, DocumentFrequencies
+from corollout.text_metrics.references import References
 from corollout.trees import balanced_tree
 
 REWARDS = ("cider-d",)
@@ -70,7 +70,7 @@ class Split:
         return Columns(ids=ids, context=Features(self.data, places), image=range(len(self.data)))
 
     @cached_property
-    def lessons(self) -> Columns:
+    def mle_data(self) -> Columns:
         """A row for each caption: ``context`` for the encoder, ``target`` for teaching."""
         return Columns(
             context=Features(self.data, torch.from_numpy(self.data.image_of_caption)), target=Lessons(self.data)
@@ -88,7 +88,7 @@ class CaptionTask(Task):
     """The splits of a prepared data set, and what is done with them."""
 
     name = "captions"
-    measure = CIDER
+    metric = CIDER
     rewards: tuple[str, ...] = REWARDS
 
     def __init__(self, folder: Path, model: ModelSettings, device: str = "cpu"):
@@ -103,8 +103,8 @@ class CaptionTask(Task):
         return self.data.vocabulary.known
 
     @property
-    def lessons(self) -> Columns:
-        return self.train.lessons
+    def mle_data(self) -> Columns:
+        return self.train.mle_data
 
     def split(self, name: str) -> Split:
         return Split(self.data.split(name))
@@ -149,4 +149,4 @@ def _open(folder: Path, model: ModelSettings, device: str, warn: Callable[[str],
     return CaptionTask(folder, model, device)
 
 
-CAPTIONS = Kind(ModelSettings, scale, _open, CIDER)
+CAPTIONS = TaskSpec(ModelSettings, scale, _open, CIDER)

@@ -21,9 +21,9 @@ import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.row_threads import by_rows
 from corollout.tasks.karel.grids import FIRST_BLOCKED, MOST_MARKERS, Grids
 from corollout.tasks.karel.language import ACTIONS, COUNTS, ID, PAD, TESTS, TOKENS
-from corollout.threads import by_rows
 
 TICKS = 200
 OK, CRASH, TIMEOUT, SYNTAX = range(4)

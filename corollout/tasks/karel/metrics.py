@@ -8,14 +8,14 @@ import numpy as np
 from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.rollouts import Engine
-from corollout.tasks.decoding import decode
+from corollout.rollouts.decoding import decode
 from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.machine import Programs, Verdicts, judge
-from corollout.tasks.task import Measure, Share
+from corollout.tasks.task import Metric, Share
 from corollout.types import Sampler
 
 REWARDS = ("all", "held-out")
-GENERALIZATION = Measure(
+GENERALIZATION = Metric(
     "generalization",
     "Generalization",
     " %",

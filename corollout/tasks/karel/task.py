@@ -18,7 +18,7 @@ from corollout.tasks.karel.language import END, START, TOKENS
 from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, Evaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
 from corollout.tasks.karel.settings import ModelSettings, scale
-from corollout.tasks.task import Kind, Task
+from corollout.tasks.task import Task, TaskSpec
 
 
 class ShownPairs:
@@ -47,7 +47,7 @@ class KarelTask(Task):
     """The three splits of a folder, and what is done with them."""
 
     name = "karel"
-    measure = GENERALIZATION
+    metric = GENERALIZATION
     rewards: tuple[str, ...] = REWARDS
 
     def __init__(
@@ -66,7 +66,7 @@ class KarelTask(Task):
         return TOKENS
 
     @property
-    def lessons(self) -> Columns:
+    def mle_data(self) -> Columns:
         return self.train.columns
 
     def split(self, name: str) -> "Split":
@@ -137,7 +137,7 @@ class Split:
         return Split(self.data.subset(min(count, len(self.data))))
 
 
-KAREL = Kind(
+KAREL = TaskSpec(
     ModelSettings,
     scale,
     lambda folder, model, device, warn: KarelTask(folder, model, device, warn=warn),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caption_files import flickr, karpathy, numbers, sentences, table
 
 from corollout.errors import InputError
 from corollout.tasks.captioning import preparation
@@ -19,6 +18,7 @@ from corollout.tasks.captioning.preparation import PreparationSettings, image_id
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.text import tokenize
 from corollout.tasks.digests import digest
+from tests.support.caption_files import flickr, karpathy, numbers, sentences, table
 
 SPLITS = {"train": 6, "restval": 3, "val": 4, "test": 2}
 SETTINGS = PreparationSettings(more_than=2, longest=4)

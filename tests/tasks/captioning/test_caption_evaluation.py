@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_caption_text import CASES
-from text_metrics import PublicScores
 
-from corollout.rewards.bleu import Bleu
-from corollout.rewards.cider import Cider
-from corollout.rewards.references import References
-from corollout.rewards.rouge import RougeL
 from corollout.tasks.captioning.scoring import Lexicon
 from corollout.tasks.captioning.text import tokenize
+from corollout.text_metrics.bleu import Bleu
+from corollout.text_metrics.cider import Cider
+from corollout.text_metrics.references import References
+from corollout.text_metrics.rouge import RougeL
+from tests.support.text_metrics import PublicScores
 
 SHARED = Path(__file__).parents[3] / "../shared/data"
 COCO = Path(os.environ.get("COROLLOUT_COCO_DATA", SHARED / "coco")) / "captions_val2017.json"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from caption_files import numbers
 from safetensors.torch import save_file
 
 from corollout.errors import InputError
 from corollout.tasks.captioning import features
 from corollout.tasks.captioning.features import open_features
+from tests.support.caption_files import numbers
 
 NAMES = [f"{letter}.jpg" for letter in "gecadbf"]
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from caption_files import karpathy, table
 
 from corollout.errors import InputError
-from corollout.rewards.cider import Cider, DocumentFrequencies
-from corollout.rewards.references import References
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.neighbours import consensus, nearest
 from corollout.tasks.captioning.preparation import PreparationSettings, prepare
 from corollout.tasks.captioning.readers import read_captions
+from corollout.text_metrics.cider import Cider, DocumentFrequencies
+from corollout.text_metrics.references import References
+from tests.support.caption_files import karpathy, table
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caption_files import coco, flickr, karpathy, sentences
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from corollout.tasks.captioning.json_lists import entries
 from corollout.tasks.captioning.names import match
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.text import tokenize
+from tests.support.caption_files import coco, flickr, karpathy, sentences
 
 # However busy the machine is.
 LEISURELY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

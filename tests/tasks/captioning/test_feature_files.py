@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_files import MeanColours, make_images, slow_features
 
 from corollout.errors import InputError
 from corollout.tasks.captioning import open_features
 from corollout.tasks.captioning.feature_files import network_of, write_features
+from tests.support.image_files import MeanColours, make_images, slow_features
 
 
 def contents(folder: Path) -> dict[str, bytes]:

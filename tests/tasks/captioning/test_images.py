@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_files import MeanColours, make_images, noise, slow_features
 from PIL import Image
 
 from corollout.errors import InputError
 from corollout.tasks.captioning.images import extract, find_images, read_image
+from tests.support.image_files import MeanColours, make_images, noise, slow_features
 
 
 def saved(folder: Path, image: Image.Image, name: str = "a.png", **how: Any) -> np.ndarray:

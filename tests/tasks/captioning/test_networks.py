@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import make_images, noise
 from PIL import Image
 
 from corollout.errors import InputError
 from corollout.tasks.captioning.images import extract, find_images
 from corollout.tasks.captioning.networks import HuggingFace, load_network
+from tests.support.image_files import make_images, noise
 
 FLICKR8K = Path(os.environ.get("COROLLOUT_FLICKR8K_DATA", Path(__file__).parents[3] / "../shared/data/flickr8k"))
 

@@ -1,0 +1,1 @@
+"""The rollouts and the credit behind one gradient estimate."""
