@@ -10,21 +10,22 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint
 SOURCES := $(wildcard corollout benchmarks examples tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fuzz lint types bench docs format clean
+.PHONY: help install demo test prove lint types bench docs format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(VENV)/.installed ## create .venv with the package and its developer tools
 
-demo: install ## run the short demonstration; results go to demo/
+demo: install ## run the demonstration (under five minutes); results go to demo/
 	@$(BIN)/corollout demo --out demo
 
-test: lint types ## lint, types, then the whole test suite
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+test: lint types ## lint, types, then the tests, with a quick share of every proof
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
-fuzz: install ## run the long fuzz test of the Karel machine
-	@COROLLOUT_FUZZ=100000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 0 -k fuzz tests/tasks/test_karel_machine.py
+prove: install ## all proofs in full: statistics, mutants, kill loops, fuzzing (an hour or so)
+	@COROLLOUT_FUZZ=100000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --timeout 0 -m "prove or not prove"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 lint: install ## check style and formatting
 	@$(BIN)/ruff check $(SOURCES)

@@ -2,7 +2,7 @@
 
 The dense table has V² entries a row. ``corollout.pseudo_actions`` lists those that depart from a default, which
 should cost O(V log V). Memory is the growth of the process's high-water mark during one call, in a fresh process
-for each size; its inputs are there before. (The mark is ``VmHWM``: ``ru_maxrss`` of a process starts from that of
+for each size; its inputs are made before. (The mark is ``VmHWM``: ``ru_maxrss`` of a process starts from that of
 the process which started it.)
 """
 

@@ -4,7 +4,7 @@ The files are synthetic, but of COCO's size: 123,287 images in Karpathy's splits
 that are as unequally frequent as those of a language, and a .npy file of 2048 float32 numbers for each image. They lie
 in a temporary folder, so they are in the operating system's cache when they are read.
 
-Every measurement is a process of its own, which says how much memory it had at most. Memory includes Python with
+Every measurement is a separate process, which reports its peak memory. Memory includes Python with
 PyTorch, which is measured by a process that does nothing else, and pages of mapped files, which the operating system
 takes back when it needs them.
 """
@@ -128,32 +128,34 @@ def most_megabytes() -> float:
 def measure(sizes: Sizes, progress: Progress) -> dict[str, list[dict[str, Any]]]:
     """All repetitions of each stage."""
     count = sizes.train + sizes.val + sizes.test
-    found: dict[str, list[dict[str, Any]]] = {stage: [] for stage in STAGES}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    outcomes: dict[str, list[dict[str, Any]]] = {stage: [] for stage in STAGES}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         writing = progress.add_task("caption_data: files", total=count)
         make_files(folder, sizes, lambda done: progress.advance(writing, done))
         task = progress.add_task("caption_data", total=sizes.repetitions * len(STAGES))
         for _ in range(sizes.repetitions):
             for file in (folder / "data").glob("*"):
                 file.unlink()
-            for stage, results in found.items():
+            for stage, results in outcomes.items():
                 results.append(measured(stage, folder, sizes))
                 progress.advance(task)
         progress.remove_task(task)
         progress.remove_task(writing)
-    return found
+    return outcomes
 
 
 def run(quick: bool, progress: Progress) -> Result:
     sizes = QUICK if quick else FULL
-    found = measure(sizes, progress)
+    outcomes = measure(sizes, progress)
     count = sizes.train + sizes.val + sizes.test
-    made = found["prepare"][0]
-    if made["captions"] != CAPTIONS * count + sizes.extra or found["open"][0]["images"] != count:
+    made = outcomes["prepare"][0]
+    if made["captions"] != CAPTIONS * count + sizes.extra or outcomes["open"][0]["images"] != count:
         raise AssertionError("the data set is not as large as the files")
-    timings = {stage: Timing(stage, 1, [result["seconds"] for result in results]) for stage, results in found.items()}
-    memory = {stage: max(result["megabytes"] for result in results) for stage, results in found.items()}
+    timings = {
+        stage: Timing(stage, 1, [result["seconds"] for result in results]) for stage, results in outcomes.items()
+    }
+    memory = {stage: max(result["megabytes"] for result in results) for stage, results in outcomes.items()}
     features = count * WIDTH * 4 / 2**20
     return {
         "benchmark": "caption_data",

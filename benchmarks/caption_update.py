@@ -2,7 +2,7 @@
 
 An update is all from a batch of images to the gradient of the parameters: sample, plan, complete the branches, reward,
 score, backward. Planning is the search for pseudo-actions and the sums of their coefficients. The network is the
-paper's; its weights are random, but its output has the frequencies of words, and its entropy is measured and told.
+paper's; its weights are random, but its output has the frequencies of words, and its entropy is measured and reported.
 References are drawn in the same way. The methods are ARS-20, as in the paper, full ARSM (K = V) with a budget of
 rollouts, REINFORCE as a measure of what an update costs at least, and full ARSM without a budget, once.
 """
@@ -21,10 +21,10 @@ from corollout import Engine, Noise
 from corollout.data import Batch, Columns
 from corollout.estimators import make_estimator
 from corollout.rewards import Reward
+from corollout.tasks.captioning.metrics import CiderReward
 from corollout.tasks.captioning.model import CaptionPolicy
-from corollout.text_metrics.cider import CiderReward
-from corollout.text_metrics.references import References
-from corollout.training.estimate import Estimate, estimate
+from corollout.text_metrics import References
+from corollout.training.finetuning import Estimate, estimate
 
 SEED = 1
 END = 0
@@ -89,11 +89,11 @@ def make_problem(sizes: Sizes) -> Problem:
         policy.output_bias[END] = policy.output_bias[1:].logsumexp(0) + math.log(0.1 / 0.9)
         policy.output.mul_(110)
     engine = Engine(policy, bos=END, eos=END, max_length=sizes.longest)
-    places = range(sizes.images)
-    data = Columns(context=torch.randn(sizes.images, sizes.width), image=places)
+    images = range(sizes.images)
+    data = Columns(context=torch.randn(sizes.images, sizes.width), image=images)
     said = torch.multinomial(policy.output_bias[1:].softmax(0), sizes.images * 5 * 10, replacement=True) + 1
-    references = References([[[*words, END] for words in own] for own in said.view(sizes.images, 5, 10).tolist()])
-    return Problem(engine, policy, data.batch(places), Reward(CiderReward(references, end=END)))
+    references = References([[[*words, END] for words in group] for group in said.view(sizes.images, 5, 10).tolist()])
+    return Problem(engine, policy, data.batch(images), Reward(CiderReward(references, end=END)))
 
 
 @torch.no_grad()
@@ -132,7 +132,7 @@ def run(quick: bool, progress: Progress) -> Result:
         torch.set_num_threads(1)
         problem.turns(FULL)()
         torch.set_num_threads(threads)
-    found = {name: summary(done[1:] or done) for name, done in problem.done.items()}  # the first one warmed up
+    summaries = {name: summary(done[1:] or done) for name, done in problem.done.items()}  # the first one warmed up
     by_name = {timing.name: timing for timing in timings}
     return {
         "benchmark": "caption_update",
@@ -140,11 +140,11 @@ def run(quick: bool, progress: Progress) -> Result:
         "settings": {**sizes._asdict(), "dtype": "float32"},
         "seeds": {"weights, references and noise": SEED},
         "timings": [timing.record() for timing in timings],
-        "measurements": found,
+        "measurements": summaries,
         "targets": [
             Target(
                 f"pseudo-actions and their coefficients take at most {MOST_PLANNING:.0%} of an update ({ARS20})",
-                found[ARS20]["share_of_planning"],
+                summaries[ARS20]["share_of_planning"],
                 MOST_PLANNING,
                 False,
                 not quick,
@@ -158,6 +158,6 @@ def run(quick: bool, progress: Progress) -> Result:
                 "updates / s": figure(one["updates_per_second"]),
                 **{title: f"{one['seconds_by_part'][part] / one['seconds']:.1%}" for part, title in PARTS.items()},
             }
-            for name, one in found.items()
+            for name, one in summaries.items()
         ],
     }

@@ -27,15 +27,11 @@ from benchmarks.harness import Contestant, Result, Target, figure, milliseconds,
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.noise import Noise
-from corollout.tasks.captioning.model import CaptionPolicy
+from corollout.tasks.captioning.model import CaptionPolicy, ModelSettings
 from corollout.tasks.captioning.scenes import make_scenes
-from corollout.tasks.captioning.settings import ModelSettings, scale
-from corollout.tasks.captioning.task import CaptionTask
-from corollout.text_metrics.cider import Cider
-from corollout.text_metrics.frequencies import DocumentFrequencies
-from corollout.text_metrics.references import References
-from corollout.text_metrics.tokens import Tokens
-from corollout.training.estimate import estimate
+from corollout.tasks.captioning.task import CAPTIONS, CaptionTask
+from corollout.text_metrics import Cider, DocumentFrequencies, References, Tokens
+from corollout.training.finetuning import estimate
 from corollout.training.mle import MLETrainer
 
 SEED = 1
@@ -50,12 +46,12 @@ class Sizes(NamedTuple):
     rounds: int  # hypotheses for each image
     plain: int  # how many of them the reference scorer does in one measurement
     collection: int  # images of the large collection, and scenes to learn from
-    mle_data: int  # updates by maximum likelihood
+    mle_updates: int  # updates by maximum likelihood
     repetitions: int
 
 
-FULL = Sizes(rounds=400, plain=20, collection=5000, mle_data=300, repetitions=11)
-QUICK = Sizes(rounds=4, plain=2, collection=60, mle_data=5, repetitions=2)
+FULL = Sizes(rounds=400, plain=20, collection=5000, mle_updates=300, repetitions=11)
+QUICK = Sizes(rounds=4, plain=2, collection=60, mle_updates=5, repetitions=2)
 UPDATE, ZIPF = "rollouts of ARS-20", "COCO's vocabulary"
 
 ARRAY, LISTS, LARGE, REFERENCE = "ours, array in", "ours, lists in", "ours, lists in, large collection", "pycocoevalcap"
@@ -86,22 +82,22 @@ def rolled_out(sizes: Sizes) -> tuple[list[list[list[int]]], list[list[int]]]:
     images have."""
     with tempfile.TemporaryDirectory() as folder:
         data = make_scenes(Path(folder) / "scenes", {"train": sizes.collection}, seed=SEED)
-        settings = scale("tiny")
+        settings = CAPTIONS.scale("tiny")
         task = CaptionTask(data.folder, ModelSettings(**settings["model"]))
         engine = task.engine(SEED)
         assert isinstance(engine.policy, CaptionPolicy)
         optimizer = torch.optim.Adam(engine.policy.parameters(), settings["pretrain"]["learning_rate"])
-        for _ in MLETrainer(engine, task.mle_data, optimizer, batch_size=50, seed=SEED).run(updates=sizes.mle_data):
+        for _ in MLETrainer(engine, task.mle_data, optimizer, batch_size=50, seed=SEED).run(updates=sizes.mle_updates):
             pass
         batch = task.train.columns.batch(range(IMAGES))
         made = estimate(engine, batch, task.reward(), make_estimator("ars-20"), Noise(SEED))
-        groups = [[list(caption) for caption in own] for own in task.train.data.references]
+        groups = [[list(caption) for caption in group] for group in task.train.data.references]
     contexts = made.trajectories.contexts
     owners = torch.cat([contexts, contexts[made.plan.branches.parent]]).tolist()
     said: list[list[list[int]]] = [[] for _ in range(IMAGES)]
     for image, tokens in zip(owners, made.trajectories.lists() + made.completed.lists(), strict=True):
         said[image].append(tokens)
-    rounds = min(len(own) for own in said)
+    rounds = min(map(len, said))
     return groups, [said[image][number] for number in range(rounds) for image in range(IMAGES)]
 
 
@@ -199,7 +195,7 @@ def run(quick: bool, progress: Progress) -> Result:
     problems = {UPDATE: make_problem(sizes, rolled_out), ZIPF: make_problem(sizes, drawn)}
     differences = {name: check(problem) for name, problem in problems.items()}
     contestants = {UPDATE: (ARRAY, LISTS, REFERENCE), ZIPF: tuple(CONTESTANTS)}
-    found = {
+    all_timings = {
         name: time_alternately(
             [
                 Contestant(one, 1, lambda one=one, problem=problem: CONTESTANTS[one](problem))
@@ -215,11 +211,11 @@ def run(quick: bool, progress: Progress) -> Result:
         name: {
             one.name: len(problems[name].texts if one.name == REFERENCE else problems[name].lists) for one in timings
         }
-        for name, timings in found.items()
+        for name, timings in all_timings.items()
     }
     rates = {
         name: {timing.name: counts[name][timing.name] / timing.median for timing in timings}
-        for name, timings in found.items()
+        for name, timings in all_timings.items()
     }
     return {
         "benchmark": "cider",
@@ -228,13 +224,14 @@ def run(quick: bool, progress: Progress) -> Result:
         "seeds": {"words, scenes, weights and noise": SEED},
         "timings": [
             {"batch": name, "hypotheses": counts[name][timing.name], **timing.record()}
-            for name, timings in found.items()
+            for name, timings in all_timings.items()
             for timing in timings
         ],
         "measurements": {
             "hypotheses_per_second": rates,
             "speedups": {
-                name: {one: rate / own[REFERENCE] for one, rate in own.items()} for name, own in rates.items()
+                name: {one: rate / by_name[REFERENCE] for one, rate in by_name.items()}
+                for name, by_name in rates.items()
             },
             "largest_difference": differences,
             "ngrams_of_the_large_collection": len(problems[ZIPF].large.frequencies.ngrams),
@@ -242,12 +239,12 @@ def run(quick: bool, progress: Progress) -> Result:
         "targets": [
             Target(
                 f"at least {LEAST_SPEEDUP} times as fast as the reference scorer ({name}; {LISTS})",
-                own[LISTS] / own[REFERENCE],
+                by_name[LISTS] / by_name[REFERENCE],
                 LEAST_SPEEDUP,
                 at_least=True,
                 judged=not quick,
             ).record()
-            for name, own in rates.items()
+            for name, by_name in rates.items()
         ],
         "table": [
             {
@@ -258,7 +255,7 @@ def run(quick: bool, progress: Progress) -> Result:
                 "hypotheses / s": figure(rates[name][timing.name]),
                 "× reference": figure(rates[name][timing.name] / rates[name][REFERENCE]),
             }
-            for name, timings in found.items()
+            for name, timings in all_timings.items()
             for timing in timings
         ],
     }

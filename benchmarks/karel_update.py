@@ -31,6 +31,7 @@ from corollout import Engine, Noise
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
 from corollout.estimators import ARS
+from corollout.files import read_weights, write_weights
 from corollout.noise import MAIN, race
 from corollout.policies import evaluation_mode, lstm, select
 from corollout.rewards import Reward
@@ -39,12 +40,11 @@ from corollout.tasks.karel import model
 from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.metrics import SolvesTask
-from corollout.tasks.karel.settings import ModelSettings, scale
-from corollout.tasks.karel.task import KarelTask, karel_columns
-from corollout.training.checkpoints import read_weights, write_weights
-from corollout.training.estimate import Estimate, estimate
+from corollout.tasks.karel.settings import ModelSettings
+from corollout.tasks.karel.task import KAREL, KarelTask, karel_split
+from corollout.training.base import flat_gradient
+from corollout.training.finetuning import Estimate, estimate
 from corollout.training.mle import MLETrainer
-from corollout.training.variance import flat_gradient
 from corollout.types import Branches, Sampler, Sequences, Trajectories
 
 SEED = 1
@@ -67,7 +67,7 @@ class Sizes(NamedTuple):
     tasks: int
     shortest: int
     longest: int
-    mle_data: int  # updates by maximum likelihood
+    mle_updates: int  # updates by maximum likelihood
     rate: float
     batch: int
     batches: int
@@ -75,15 +75,15 @@ class Sizes(NamedTuple):
 
 
 def full_sizes() -> Sizes:
-    small = scale("small")
-    limits, teaching = small["data"], small["pretrain"]
+    small = KAREL.scale("small")
+    limits, pretraining = small["data"], small["pretrain"]
     return Sizes(
         ModelSettings(**small["model"]),
         tasks=4000,
         shortest=limits["shortest"],
         longest=limits["longest"],
-        mle_data=3000,
-        rate=teaching["learning_rate"],
+        mle_updates=3000,
+        rate=pretraining["learning_rate"],
         batch=small["finetune"]["batch_size"],
         batches=10,
         repetitions=20,
@@ -91,10 +91,10 @@ def full_sizes() -> Sizes:
 
 
 def long_sizes() -> Sizes:
-    """The same network, but programs as long as the paper's; they are harder, so it is taught for longer."""
+    """The same network, but programs as long as the paper's; they are harder, so it is trained for longer."""
     sizes = full_sizes()
     model = replace(sizes.model, largest_world=8, max_length=48)
-    return sizes._replace(model=model, longest=45, mle_data=1500, repetitions=10)
+    return sizes._replace(model=model, longest=45, mle_updates=1500, repetitions=10)
 
 
 QUICK = Sizes(
@@ -102,7 +102,7 @@ QUICK = Sizes(
     tasks=8,
     shortest=5,
     longest=7,
-    mle_data=80,
+    mle_updates=80,
     rate=2e-2,
     batch=4,
     batches=2,
@@ -130,8 +130,8 @@ class Straightforward(Engine):
             logits: list[Tensor] = []
             sequences, _ = self._run(memory, keys, nothing[:, None], nothing, logits.append)
         stacked = torch.stack(logits, 1)
-        there = torch.arange(stacked.shape[1]) < sequences.lengths[:, None]
-        stacked = torch.where(there[:, :, None], stacked, 0.0)
+        valid = torch.arange(stacked.shape[1]) < sequences.lengths[:, None]
+        stacked = torch.where(valid[:, :, None], stacked, 0.0)
         chosen = stacked.gather(2, sequences.tokens[:, :, None]).squeeze(2) - stacked.logsumexp(2)
         trajectories = Trajectories(
             **vars(sequences),
@@ -139,7 +139,7 @@ class Straightforward(Engine):
             examples=examples,
             samples=samples,
             keys=keys,
-            log_probs=torch.where(there, chosen, 0.0).sum(1),
+            log_probs=torch.where(valid, chosen, 0.0).sum(1),
             logits=stacked,
         )
         return Mains(trajectories, [], len(examples) * len(logits))
@@ -236,16 +236,16 @@ class Problem:
 def make_problem(sizes: Sizes, folder: Path | None = None) -> Problem:
     counts, largest = {"train": sizes.tasks}, sizes.model.largest_world
     data = generate(counts, seed=SEED, shortest=sizes.shortest, longest=sizes.longest, largest=largest)["train"]
-    columns = karel_columns(data)
+    columns = karel_split(data).columns
     engine = KarelTask(Path(), sizes.model).engine(SEED)
     problem = Problem(sizes, engine, data, [])
-    teach(problem, columns, folder or Path(tempfile.gettempdir()) / "corollout-benchmarks")
-    places = torch.randperm(sizes.tasks, generator=torch.Generator().manual_seed(SEED))
-    problem.batches = [columns.batch(part) for part in places.split(sizes.batch)[: sizes.batches]]
+    pretrain(problem, columns, folder or Path(tempfile.gettempdir()) / "corollout-benchmarks")
+    order = torch.randperm(sizes.tasks, generator=torch.Generator().manual_seed(SEED))
+    problem.batches = [columns.batch(part) for part in order.split(sizes.batch)[: sizes.batches]]
     return problem
 
 
-def teach(problem: Problem, columns: Columns, folder: Path) -> None:
+def pretrain(problem: Problem, columns: Columns, folder: Path) -> None:
     """Give the policy its weights: from the folder, or by a short training."""
     sizes, policy = problem.sizes, problem.policy
     what = "".join(map(str, (sizes, SEED, inspect.getsource(model), inspect.getsource(lstm))))
@@ -254,7 +254,7 @@ def teach(problem: Problem, columns: Columns, folder: Path) -> None:
         policy.load_state_dict(read_weights(path)[0])
         return
     optimizer = torch.optim.Adam(policy.parameters(), sizes.rate)
-    for _ in MLETrainer(problem.engine, columns, optimizer, batch_size=64, seed=SEED).run(updates=sizes.mle_data):
+    for _ in MLETrainer(problem.engine, columns, optimizer, batch_size=64, seed=SEED).run(updates=sizes.mle_updates):
         pass
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(path, policy.state_dict(), {})
@@ -303,9 +303,9 @@ def split(problem: Problem, name: str) -> dict[str, float]:
 
 def run(quick: bool, progress: Progress) -> Result:
     problems = {"quick": QUICK} if quick else {SMALL: full_sizes(), LONG: long_sizes()}
-    found = {name: measure(name, sizes, quick, progress) for name, sizes in problems.items()}
-    shares = {name: one.share for name, one in found.items()}
-    speedups = {name: one.speedup for name, one in found.items()}
+    results = {name: measure(name, sizes, quick, progress) for name, sizes in problems.items()}
+    shares = {name: one.share for name, one in results.items()}
+    speedups = {name: one.speedup for name, one in results.items()}
     judged = LONG if LONG in speedups else "quick"
     return {
         "benchmark": "karel_update",
@@ -316,12 +316,12 @@ def run(quick: bool, progress: Progress) -> Result:
             **{name: {**sizes._asdict(), "model": vars(sizes.model)} for name, sizes in problems.items()},
         },
         "seeds": {"tasks, weights and noise": SEED},
-        "timings": [{"problem": name, **timing.record()} for name, one in found.items() for timing in one.timings],
+        "timings": [{"problem": name, **timing.record()} for name, one in results.items() for timing in one.timings],
         "measurements": {
-            "seconds_by_part": {name: one.parts for name, one in found.items()},
+            "seconds_by_part": {name: one.parts for name, one in results.items()},
             "share_of_the_reward": shares,
             "speedup": speedups,
-            "checks": {name: one.checks for name, one in found.items()},
+            "checks": {name: one.checks for name, one in results.items()},
         },
         "targets": [
             Target(
@@ -339,7 +339,7 @@ def run(quick: bool, progress: Progress) -> Result:
                 not quick,
             ).record(),
         ],
-        "table": [line for name, one in found.items() for line in table(name, one)],
+        "table": [line for name, one in results.items() for line in table(name, one)],
     }
 
 
@@ -379,9 +379,9 @@ def measure(name: str, sizes: Sizes, quick: bool, progress: Progress) -> Measure
     return Measured({way: split(problem, way) for way in (OURS, THEIRS)}, timings, checks)
 
 
-def table(name: str, found: Measured) -> list[dict[str, str]]:
-    parts = found.parts
-    ours, theirs = found.timings
+def table(name: str, measured: Measured) -> list[dict[str, str]]:
+    parts = measured.parts
+    ours, theirs = measured.timings
     whole = sum(parts[OURS].values())
     lines = [
         (name, title, figure(mine * 1e3), f"{mine / whole:.1%}", figure(other * 1e3), f"{other / mine:.2f}")

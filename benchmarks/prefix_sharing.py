@@ -189,10 +189,10 @@ class _Work(NamedTuple):
 
 def _begin(problem: Problem) -> _Work:
     parents, branches, length = problem.mains.trajectories, problem.branches, problem.engine.max_length
-    places = torch.arange(length)
+    positions = torch.arange(length)
     tokens = torch.full((len(branches), length), EOS)
     tokens[:, : parents.tokens.shape[1]] = parents.tokens[branches.parent]
-    tokens = torch.where(places < branches.step[:, None], tokens, EOS)
+    tokens = torch.where(positions < branches.step[:, None], tokens, EOS)
     tokens.scatter_(1, branches.step[:, None], branches.token[:, None])
     rows = ((branches.token != EOS) & (branches.step + 1 < length)).nonzero().squeeze(1)
     memory = select(problem.memory, parents.contexts[branches.parent[rows]])
@@ -228,17 +228,17 @@ def complete_by_prefill(policy: PrefillPolicy, problem: Problem) -> Sequences:
         return work.sequences()
     prefixes = torch.cat([torch.full_like(work.tokens[rows, :1], BOS), work.tokens[rows, : int(steps[rows].max())]], 1)
     state = policy.prefill(work.memory, prefixes, steps[rows] + 1)
-    place = steps[rows] + 1  # of the token that is drawn next
+    position = steps[rows] + 1  # of the token that is drawn next
     inputs = problem.branches.token[rows]
     while len(rows):
         logits, state = policy.step(state, inputs)
-        inputs = race(logits, work.keys[rows], place)
-        work.tokens[rows, place] = inputs
-        work.lengths[rows] = place + 1
-        place = place + 1
-        going = ((inputs != EOS) & (place < problem.engine.max_length)).nonzero().squeeze(1)
+        inputs = race(logits, work.keys[rows], position)
+        work.tokens[rows, position] = inputs
+        work.lengths[rows] = position + 1
+        position = position + 1
+        going = ((inputs != EOS) & (position < problem.engine.max_length)).nonzero().squeeze(1)
         if len(going) < len(rows):
-            rows, place, inputs, state = rows[going], place[going], inputs[going], select(state, going)
+            rows, position, inputs, state = rows[going], position[going], inputs[going], select(state, going)
     return work.sequences()
 
 

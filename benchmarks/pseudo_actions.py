@@ -17,7 +17,7 @@ from torch import Tensor
 
 import corollout
 from benchmarks.harness import Result, Target, Timing, best, figure, milliseconds, time_alternately, with_threads
-from corollout.estimators.pseudo import _search_torch  # pyright: ignore[reportPrivateUsage]
+from corollout.estimators.pseudo_torch import search_torch
 from corollout.noise import Noise, dirichlet, subsets
 
 SEED = 1
@@ -130,15 +130,15 @@ def run(quick: bool, progress: Progress) -> Result:
     for kind, scale in KINDS.items():
         logits, pi = draw(sizes.rows, sizes.vocab, scale)
         check(logits, pi, references)
-        found = _compete(logits, pi, references, layouts, sizes.repetitions, progress, f"pseudo_actions: {kind} logits")
-        ours = best(found, OURS)
-        layouts = [min(layouts, key=lambda layout: best(found, layout.name).median)]  # for the next kind, too
+        raced = _compete(logits, pi, references, layouts, sizes.repetitions, progress, f"pseudo_actions: {kind} logits")
+        ours = best(raced, OURS)
+        layouts = [min(layouts, key=lambda layout: best(raced, layout.name).median)]  # for the next kind, too
         measurements[kind] = {
             "opponent": layouts[0].name,
-            "speedup": best(found, layouts[0].name).median / ours.median,
+            "speedup": best(raced, layouts[0].name).median / ours.median,
             "speedup_by_contestant_and_threads": {
                 f"{timing.name}, {timing.threads} threads": timing.median / ours.median
-                for timing in found
+                for timing in raced
                 if timing.name != OURS
             },
         }
@@ -150,9 +150,9 @@ def run(quick: bool, progress: Progress) -> Result:
                 "ms (quartiles)": milliseconds(timing),
                 "time / ours": figure(timing.median / ours.median),
             }
-            for timing in found
+            for timing in raced
         ]
-        timings += [replace(timing, name=f"{timing.name}, {kind} logits") for timing in found]
+        timings += [replace(timing, name=f"{timing.name}, {kind} logits") for timing in raced]
     kind = next(iter(KINDS))
     target = Target(
         f"at least {LEAST_SPEEDUP:g} times as fast as the table ({measurements[kind]['opponent']}), {kind} logits",
@@ -186,6 +186,6 @@ def _compete(
     calls: dict[str, Callable[[], object]] = {OURS: lambda: corollout.pseudo_actions(logits, pi, references)}
     for layout in layouts:
         calls[layout.name] = lambda layout=layout: dense_table(logits, pi, references, layout)
-    calls[TORCH_ONLY] = lambda: _search_torch(logits, pi.log(), references.expand(len(logits), -1))
+    calls[TORCH_ONLY] = lambda: search_torch(logits, pi.log(), references.expand(len(logits), -1))
     contestants = [c for name, call in calls.items() for c in with_threads(name, call)]
     return time_alternately(contestants, repetitions, progress, description)

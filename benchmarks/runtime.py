@@ -1,10 +1,10 @@
 """What does a deployed captioner cost? The NumPy runtime of an export against PyTorch, one thread, both heads.
 
 A captioner of COCO's size with random weights, whose words are as unequally frequent as those of a language, is
-exported. Every contestant is a process of its own, which imports, loads, captions one image, and then batches of
+exported. Every contestant is a separate process, which imports, loads, captions one image, and then batches of
 images. PyTorch is corollout's engine with the weights of a run. All must say the same captions. Files are in the
 operating system's cache. A first round, in which numba compiles its loops and keeps them beside the export, is not
-counted, but its first caption is told.
+counted, but its first caption is reported.
 
 Resident memory includes pages of files that are mapped: of the weights, those that were used.
 """
@@ -29,7 +29,7 @@ from benchmarks.harness import Result, Target, Timing, figure
 from benchmarks.runtime_worker import COMPILED, MODES, PLAIN, PYTORCH
 from benchmarks.tree_head import node_biases
 from corollout import Engine
-from corollout.export import write_export
+from corollout.tasks.captioning.export import write_export
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.trees import balanced_tree
 
@@ -94,16 +94,16 @@ def measured(name: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def equal_share(told: dict[str, dict[str, Any]]) -> float:
+def equal_share(reports: dict[str, dict[str, Any]]) -> float:
     """The share of captions that are PyTorch's, of the contestant that agrees least."""
     shares = []
-    for one in told.values():
+    for one in reports.values():
         pairs = [
-            (own, theirs)
-            for case, captions in told[PYTORCH]["captions"].items()
-            for own, theirs in zip(one["captions"][case], captions, strict=True)
+            (ours, theirs)
+            for case, captions in reports[PYTORCH]["captions"].items()
+            for ours, theirs in zip(one["captions"][case], captions, strict=True)
         ]
-        shares.append(statistics.mean(own == theirs for own, theirs in pairs))
+        shares.append(statistics.mean(ours == theirs for ours, theirs in pairs))
     if min(shares) < LEAST_EQUAL:
         raise AssertionError(f"only {min(shares):.1%} of the captions are those of PyTorch")
     return min(shares)
@@ -112,29 +112,29 @@ def equal_share(told: dict[str, dict[str, Any]]) -> float:
 def measure(sizes: Sizes, progress: Progress) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What all processes say, by head and contestant, round by round."""
     task = progress.add_task("runtime", total=len(sizes.heads) * len(CONTESTANTS) * sizes.rounds)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    with tempfile.TemporaryDirectory() as place:
+    reports: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
         for head in sizes.heads:
-            make_folder(Path(place) / head, head, sizes)
-            found[head] = {name: [] for name in CONTESTANTS}
+            make_folder(Path(temporary) / head, head, sizes)
+            reports[head] = {name: [] for name in CONTESTANTS}
             for _ in range(sizes.rounds):
-                for name, results in found[head].items():
-                    results.append(measured(name, Path(place) / head, sizes))
+                for name, results in reports[head].items():
+                    results.append(measured(name, Path(temporary) / head, sizes))
                     progress.advance(task)
     progress.remove_task(task)
-    return found
+    return reports
 
 
 def run(quick: bool, progress: Progress) -> Result:
     sizes = QUICK if quick else FULL
-    found = measure(sizes, progress)
+    reports = measure(sizes, progress)
     cases = [f"{mode}, batch {batch}" for batch in sizes.batches for mode in MODES]
     measurements: dict[str, Any] = {}
     timings: list[dict[str, Any]] = []
     table: list[dict[str, str]] = []
     targets: list[Target] = []
-    for head, contestants in found.items():
-        own: dict[str, Any] = {}
+    for head, contestants in reports.items():
+        by_name: dict[str, Any] = {}
         for name, rounds in contestants.items():
             counted = rounds[1:] or rounds
             middle = {
@@ -148,7 +148,7 @@ def run(quick: bool, progress: Progress) -> Result:
                 tokens = sum(min(len(caption) + 1, sizes.longest) for caption in counted[0]["captions"][case])
                 timings.append({**timing.record(), "tokens": tokens})
                 rates[case] = tokens / timing.median
-            own[name] = {**middle, "first_in_the_first_round": rounds[0]["first"], "tokens_a_second": rates}
+            by_name[name] = {**middle, "first_in_the_first_round": rounds[0]["first"], "tokens_a_second": rates}
             table.append(
                 {
                     "head": head,
@@ -161,17 +161,17 @@ def run(quick: bool, progress: Progress) -> Result:
                 }
             )
         measurements[head] = {
-            **own,
+            **by_name,
             "equal_captions": equal_share({name: rounds[-1] for name, rounds in contestants.items()}),
         }
-        for part, words, bound in (
+        for part, label, bound in (
             ("import", "time to import", LEAST_IMPORT),
             ("resident", "resident memory", LEAST_MEMORY),
         ):
             targets.append(
                 Target(
-                    f"PyTorch takes at least {bound:g} times the {words} of NumPy alone ({head})",
-                    own[PYTORCH][part] / own[PLAIN][part],
+                    f"PyTorch takes at least {bound:g} times the {label} of NumPy alone ({head})",
+                    by_name[PYTORCH][part] / by_name[PLAIN][part],
                     bound,
                     at_least=True,
                     judged=not quick,

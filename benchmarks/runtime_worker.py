@@ -1,4 +1,4 @@
-"""One contestant of ``benchmarks.runtime``, in a process of its own: ``python runtime_worker.py NAME FOLDER SETTINGS``.
+"""One contestant of ``benchmarks.runtime``, in a separate process: ``python runtime_worker.py NAME FOLDER SETTINGS``.
 
 Nothing is imported here but what every Python has, so that what a contestant imports can be measured.
 """
@@ -70,17 +70,17 @@ def carry_out(name: str, folder: Path, batches: list[int], repetitions: int) -> 
     for module in IMPORTS[name]:
         importlib.import_module(module)
     imported = time.perf_counter()
-    told: dict[str, Any] = {"import": imported - start, "resident_after_import": megabytes("VmRSS")}
+    report: dict[str, Any] = {"import": imported - start, "resident_after_import": megabytes("VmRSS")}
     import numpy as np
 
     features = np.load(folder / "features.npy")
     start = time.perf_counter()
     generate = load_pytorch(folder) if name == PYTORCH else load_runtime(folder, name == COMPILED)
-    told["load"] = time.perf_counter() - start
+    report["load"] = time.perf_counter() - start
     start = time.perf_counter()
     generate(features[:1], "greedy")
-    told["first"] = time.perf_counter() - start
-    told["seconds"], told["captions"] = {}, {}
+    report["first"] = time.perf_counter() - start
+    report["seconds"], report["captions"] = {}, {}
     for batch in batches:
         for mode in MODES:
             captions = generate(features[:batch], mode)  # warms up
@@ -89,9 +89,9 @@ def carry_out(name: str, folder: Path, batches: list[int], repetitions: int) -> 
                 start = time.perf_counter()
                 generate(features[:batch], mode)
                 seconds.append(time.perf_counter() - start)
-            told["seconds"][f"{mode}, batch {batch}"] = seconds
-            told["captions"][f"{mode}, batch {batch}"] = captions
-    return {**told, "resident": megabytes("VmRSS"), "peak": megabytes("VmHWM")}
+            report["seconds"][f"{mode}, batch {batch}"] = seconds
+            report["captions"][f"{mode}, batch {batch}"] = captions
+    return {**report, "resident": megabytes("VmRSS"), "peak": megabytes("VmHWM")}
 
 
 if __name__ == "__main__":

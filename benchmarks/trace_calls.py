@@ -1,16 +1,17 @@
 """Which of our files and functions a command runs through: ``python -m benchmarks.trace_calls COMMAND ...``.
 
-Counts functions that are called (module bodies do not count) in this process, until the first step of an optimiser and
-in all.
+Counts functions and methods that are called in this process, until the first step of an optimiser and in all; bodies of
+modules and classes, lambdas and comprehensions do not count.
 """
 
+import inspect
 import sys
 import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import corollout
 from corollout.cli.main import app
@@ -27,7 +28,8 @@ class Tracer:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
+        if event == "call" and is_function and code.co_filename.startswith(PACKAGE):
             self.seen.add((code.co_filename, code.co_qualname))
 
     def on_step(self, *_: Any) -> None:
@@ -41,7 +43,7 @@ def counts(seen: set[tuple[str, str]]) -> str:
 
 def main() -> None:
     tracer = Tracer()
-    torch.optim.optimizer.register_optimizer_step_pre_hook(tracer.on_step)
+    register_optimizer_step_pre_hook(tracer.on_step)
     sys.argv = ["corollout", *sys.argv[1:]]
     threading.setprofile(tracer)
     sys.setprofile(tracer)

@@ -3,7 +3,7 @@
 Only heads are measured: from the LSTM's state to a token, by the noise or greedily. The softmax is PyTorch's product
 with all V rows, then corollout's compiled race or an argmax. The trees are a balanced one whose tokens are about
 equally probable, so that its walks go everywhere and find least in the processor's caches, and a Huffman tree of
-Zipf's law. Every call has states that were not there in the calls before it. Heads are built and thrown away one after
+Zipf's law. Every call has states that no earlier call had. Heads are built and thrown away one after
 the other: at V = 10⁶ each has 2 GB of weights.
 """
 
@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from benchmarks.harness import Contestant, Result, Target, Timing, figure, time_alternately
 from corollout.noise import Noise
 from corollout.policies import TreeHead
-from corollout.policies.heads import SOFTMAX, Choice
+from corollout.policies.protocol import SOFTMAX, Choice
 from corollout.trees import Tree, balanced_tree, huffman_tree
 
 SEED = 1
@@ -72,8 +72,8 @@ def node_biases(tree: Tree, probabilities: np.ndarray) -> np.ndarray:
     codes = tree.codes
     for depth in range(tree.depth):
         for bit in (0, 1):
-            there = (codes.lengths > depth) & (codes.bits[:, depth] == bit)
-            mass[bit] += np.bincount(codes.nodes[there, depth], probabilities[there], tree.size - 1)
+            on_path = (codes.lengths > depth) & (codes.bits[:, depth] == bit)
+            mass[bit] += np.bincount(codes.nodes[on_path, depth], probabilities[on_path], tree.size - 1)
     return np.log(mass[1]) - np.log(mass[0])
 
 
@@ -104,8 +104,8 @@ def check(sizes: Sizes) -> None:
     vocab = min(sizes.vocabularies)
     p = zipf(vocab)
     huffman = tree_head(huffman_tree(p), sizes.hidden, p)
-    found = huffman.all_log_probs(torch.zeros(1, sizes.hidden)).exp().detach().numpy()[0]
-    if not np.allclose(found, p, rtol=1e-4):
+    computed = huffman.all_log_probs(torch.zeros(1, sizes.hidden)).exp().detach().numpy()[0]
+    if not np.allclose(computed, p, rtol=1e-4):
         raise AssertionError("the Huffman tree's tokens are not distributed by Zipf's law")
     states, keys = draw(sizes)
     for head in (huffman, tree_head(balanced_tree(vocab), sizes.hidden)):
@@ -160,14 +160,14 @@ def measure(name: str, vocab: int, sizes: Sizes, progress: Progress) -> Measured
 def run(quick: bool, progress: Progress) -> Result:
     sizes = QUICK if quick else FULL
     check(sizes)
-    found = {v: {name: measure(name, v, sizes, progress) for name in HEADS} for v in sizes.vocabularies}
+    results = {v: {name: measure(name, v, sizes, progress) for name in HEADS} for v in sizes.vocabularies}
     cases = [(batch, way) for batch in sizes.batches for way in WAYS]
     small, large = min(sizes.vocabularies), max(sizes.vocabularies)
     targets = [
         Target(
             f"a token of the balanced tree comes at least {LEAST_SPEEDUP:g} times as fast as one of the softmax, "
             f"{way}, V = {sizes.judged:,}, batch {batch}",
-            speedup(found[sizes.judged], BALANCED, batch, way),
+            speedup(results[sizes.judged], BALANCED, batch, way),
             LEAST_SPEEDUP,
             at_least=True,
             judged=not quick,
@@ -177,7 +177,7 @@ def run(quick: bool, progress: Progress) -> Result:
         Target(
             f"a token of the balanced tree takes at most {MOST_GROWTH:g} times as long at V = {large:,} as at V = "
             f"{small:,}, sampled, batch {batch}",
-            found[large][BALANCED].seconds(batch, "sampled") / found[small][BALANCED].seconds(batch, "sampled"),
+            results[large][BALANCED].seconds(batch, "sampled") / results[small][BALANCED].seconds(batch, "sampled"),
             MOST_GROWTH,
             at_least=False,
             judged=not quick,
@@ -195,13 +195,13 @@ def run(quick: bool, progress: Progress) -> Result:
                 "name": f"{name}, V = {v}, batch {case[0]}, {case[1]}",
                 "tokens": one.tokens[case],
             }
-            for v, heads in found.items()
+            for v, heads in results.items()
             for name, one in heads.items()
             for case in cases
         ],
-        "measurements": {str(v): summary(heads, sizes, cases) for v, heads in found.items()},
+        "measurements": {str(v): summary(heads, sizes, cases) for v, heads in results.items()},
         "targets": [target.record() for target in targets],
-        "table": [row(v, heads, batch, way) for v, heads in found.items() for batch, way in cases],
+        "table": [row(v, heads, batch, way) for v, heads in results.items() for batch, way in cases],
     }
 
 

@@ -1,17 +1,20 @@
-"""Settings: frozen dataclasses, and the TOML files that they are read from and written to.
+"""Settings: frozen dataclasses, read from and written to TOML files, and the options of every command.
 
-A field is made by :func:`option`, so that it carries its explanation and its bounds; a field whose type is another such
-class is a section. TOML has nothing for None: it is written as the text ``"none"``, and a field that may be None reads
-that text as None.
+A field is made by :func:`option`, so that it carries its help text and its bounds; a field whose type is another such
+class is a section. TOML has no null: None is written as the text ``"none"``, and a field that may be None reads that
+text as None. Settings may name tasks and estimators outside the package by their import path (:func:`import_object`).
 """
 
 import dataclasses
 import difflib
+import importlib
 import math
+import os
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,25 +27,13 @@ NONE = "none"
 T = TypeVar("T")
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    least: float | int | None = None,
-    most: float | int | None = None,
-    choices: Sequence[str | int | float] | None = None,
-    formerly: str | None = None,
-    flags: Sequence[str] = (),
-    metavar: str | None = None,
-) -> Any:
-    """A field of a settings class: its default, one line about it, its smallest and largest value, or its choices.
+def option(default: Any, help: str, **details: Any) -> Any:
+    """A field of a settings class, with its default and its help text.
 
-    ``formerly`` is a name that it has in older files. On the command line it is called ``--name``, unless ``flags``
-    says otherwise.
+    ``details``: the bounds ``least`` and ``most``; ``choices``; ``formerly``, its name in older files; and for the
+    command line ``flags``, by default ``--name``, and ``metavar``.
     """
-    metadata = {"help": help, "least": least, "most": most, "choices": choices, "formerly": formerly}
-    metadata |= {"flags": tuple(flags), "metavar": metavar}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": help, **details})
 
 
 def required(help: str, **more: Any) -> Any:
@@ -51,17 +42,13 @@ def required(help: str, **more: Any) -> Any:
 
 
 def argument(help: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
-    """A field that stands on the command line by its place, without a flag."""
-    field = option(default, help, **more)
-    field.metadata = {**field.metadata, "positional": True}
-    return field
+    """A field that is a positional argument on the command line."""
+    return option(default, help, positional=True, **more)
 
 
 def switch(help: str, **more: Any) -> Any:
-    """An option that is off unless its flag is given: ``--json``."""
-    field = option(False, help, **more)
-    field.metadata = {**field.metadata, "switch": True}
-    return field
+    """A field that is False unless its flag is given: ``--json``."""
+    return option(False, help, switch=True, **more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +56,14 @@ class Option:
     """A field as files and flags see it; ``path`` is its name with the sections around it."""
 
     path: tuple[str, ...]
-    kind: type  # bool, int, float, str or Path: the type, or that of the entries if there are several
-    several: bool
-    optional: bool
-    default: Any  # dataclasses.MISSING if it has to be given
-    help: str
-    least: float | int | None
-    most: float | int | None
-    choices: tuple[str | int | float, ...] | None
+    type: type  # bool, int, float, str or Path; of a list, the type of its entries
+    is_list: bool
+    optional: bool  # may be None
+    default: Any  # dataclasses.MISSING if it is required
+    help: str = ""
+    least: float | int | None = None
+    most: float | int | None = None
+    choices: tuple[str | int | float, ...] | None = None
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     positional: bool = False
@@ -87,109 +74,104 @@ class Option:
         return self.path[-1]
 
     def value(self, raw: Any, where: str) -> Any:
-        """The field's value for what a TOML file says; ``where`` begins the message if it is not usable."""
+        """The field's value from the value in a TOML file; ``where`` is the start of the message if it is invalid."""
         if self.optional and raw == NONE:
             return None
-        if not self.several:
+        if not self.is_list:
             return self._checked(raw, raw, where)
         if not isinstance(raw, list):
-            raise InputError(f"{where} must be {self._expected()}, not {_shown(raw)}")
+            raise InputError(f"{where} must be {self._expected()}, not {_as_toml(raw)}")
         return tuple(self._checked(entry, raw, where) for entry in raw)
 
     def parse(self, text: str, where: str) -> Any:
-        """What a TOML file would say for the text of a flag; several entries are separated by commas."""
+        """The TOML value for the text of a flag; the entries of a list are separated by commas."""
         if self.optional and text == NONE:
             return NONE
-        texts = [part.strip() for part in text.split(",")] if self.several else [text]
-        raw: Any = [self._number(part) for part in texts if part or not self.several]
-        raw = raw if self.several else raw[0]
+        parts = [self._convert(part.strip()) for part in text.split(",") if part.strip()]
+        raw = parts if self.is_list else self._convert(text)
         self.value(raw, where)
         return raw
 
-    def _number(self, text: str) -> Any:
-        """A number if one is wanted and this is one; else the text, which is then refused like that of a file."""
+    def _convert(self, text: str) -> Any:
+        """A number if the field is one and the text is one; other text is rejected later, as in a file."""
         try:
-            return self.kind(text) if self.kind in (int, float) else text
+            return self.type(text) if self.type in (int, float) else text
         except ValueError:
             return text
 
     def _checked(self, raw: Any, whole: Any, where: str) -> Any:
-        if self.kind is float and type(raw) is int:
+        if self.type is float and type(raw) is int:
             raw = float(raw)
-        if type(raw) is not (str if self.kind is Path else self.kind) or raw != raw:
-            raise InputError(f"{where} must be {self._expected()}, not {_shown(whole)}")
+        if type(raw) is not (str if self.type is Path else self.type) or raw != raw:
+            raise InputError(f"{where} must be {self._expected()}, not {_as_toml(whole)}")
         if self.least is not None and raw < self.least:
-            raise InputError(f"{where} must be at least {self.least}, not {_shown(raw)}")
+            raise InputError(f"{where} must be at least {self.least}, not {_as_toml(raw)}")
         if self.most is not None and raw > self.most:
-            raise InputError(f"{where} must be at most {self.most}, not {_shown(raw)}")
+            raise InputError(f"{where} must be at most {self.most}, not {_as_toml(raw)}")
         if self.choices is not None and raw not in self.choices:
-            known = ", ".join(map(str, self.choices))
-            raise InputError(f"{where} must be one of {known}, not {_shown(raw)}")
-        return Path(raw) if self.kind is Path else raw
+            raise InputError(f"{where} must be one of {', '.join(map(str, self.choices))}, not {_as_toml(raw)}")
+        return Path(raw) if self.type is Path else raw
 
     def _expected(self) -> str:
         one, many = {
             bool: ("true or false", ""),
             int: ("a whole number", "whole numbers"),
             float: ("a number", "numbers"),
-            str: ("text", "texts"),
-            Path: ("text (a path)", "texts (paths)"),
-        }[self.kind]
-        return (f"a list of {many}" if self.several else one) + (f' or "{NONE}"' if self.optional else "")
+            str: ("text", "strings"),
+            Path: ("a path", "paths"),
+        }[self.type]
+        return (f"a list of {many}" if self.is_list else one) + (f' or "{NONE}"' if self.optional else "")
 
 
-def options_of(cls: type, default: Any = None, path: tuple[str, ...] = ()) -> list[Option]:
+def options_of(cls: type, default: Any = dataclasses.MISSING, path: tuple[str, ...] = ()) -> list[Option]:
     """All fields of a settings class, those of its sections included."""
-    found: list[Option] = []
-    for name, field, kind in _fields(cls):
-        value = _default(field) if default is None else getattr(default, name)
-        if _is_section(kind):
-            found += options_of(kind, None if value is dataclasses.MISSING else value, (*path, name))
+    options: list[Option] = []
+    for name, field, type in _fields(cls):
+        value = _default(field, default)
+        if dataclasses.is_dataclass(type):
+            options += options_of(typing.cast(Any, type), value, (*path, name))
         else:
-            found.append(_option((*path, name), field, kind, value))
-    return found
+            options.append(_option((*path, name), field, type, value))
+    return options
 
 
 def to_table(config: Any) -> dict[str, Any]:
-    """All settings as nested dictionaries that TOML can hold; :func:`from_table` gives the same settings again."""
+    """All settings as nested dictionaries for a TOML file; :func:`from_table` is the inverse."""
     table: dict[str, Any] = {}
-    for name, field, kind in _fields(type(config)):
+    for name, field, type in _fields(config.__class__):
         value = getattr(config, name)
-        if _is_section(kind):
+        if dataclasses.is_dataclass(type):
             table[name] = to_table(value)
             continue
-        known = _option((name,), field, kind, value)
-        raw = [_raw(entry) for entry in value] if known.several and value is not None else _raw(value)
-        if value is not None and raw == NONE and known.optional:
-            raise InputError(f'{name} may be absent, and therefore cannot be the text "{NONE}"')
-        known.value(raw, name)
+        option = _option((name,), field, type, value)
+        raw = list(map(_raw, value)) if isinstance(value, tuple) else _raw(value)
+        if value is not None and raw == NONE and option.optional:
+            raise InputError(f'{name} must not be the text "{NONE}": in files it stands for None')
+        option.value(raw, name)
         table[name] = raw
     return table
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Settings from nested dictionaries; what is not there has its default. ``where`` names the file in messages."""
-    return _build(cls, table, None, where, ())
+    """Settings from nested dictionaries; missing entries have their defaults. ``where`` names the file in messages."""
+    return _build(cls, table, dataclasses.MISSING, where, ())
 
 
 def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """One table of several, of which later ones win, entry by entry in each section."""
+    """One table from several: later ones win, entry by entry in each section."""
     merged: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                old = merged.get(key)
-                merged[key] = merge(old if isinstance(old, dict) else {}, value)
-            else:
-                merged[key] = value
+    for key, value in (item for table in tables for item in table.items()):
+        old = merged.get(key)
+        is_section = isinstance(value, Mapping)
+        merged[key] = merge(old if isinstance(old, dict) else {}, value) if is_section else value
     return merged
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table of a TOML file."""
+    """The table in a TOML file."""
     try:
         return tomllib.loads(read_text(path, "the settings "))
-    except tomllib.TOMLDecodeError as error:  # it says the line and the column
+    except tomllib.TOMLDecodeError as error:  # its message has the line and the column
         raise InputError(f"the settings {path} are not valid TOML: {error}") from error
 
 
@@ -203,77 +185,70 @@ def toml_text(table: Mapping[str, Any]) -> str:
     try:
         return tomli_w.dumps(table)
     except (TypeError, ValueError) as error:
-        raise InputError(f"settings that TOML cannot hold: {error}") from error
+        raise InputError(f"these settings cannot be written as TOML: {error}") from error
 
 
 def _build(cls: type[T], table: Mapping[str, Any], base: Any, where: str, path: tuple[str, ...]) -> T:
     fields = _fields(cls)
     names = [name for name, _, _ in fields]
-    older = {field.metadata.get("formerly"): name for name, field, _ in fields}
-    table = {older.get(key, key) if key not in names else key: value for key, value in table.items()}
+    renamed = {field.metadata.get("formerly"): name for name, field, _ in fields}
+    table = {key if key in names else renamed.get(key, key): value for key, value in table.items()}
     for key in table:
         if key not in names:
             close = difflib.get_close_matches(key, names, n=1)
-            place = f" in section {'.'.join(path)}" if path else ""
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
-            raise InputError(f"{where}: unknown key {key!r}{place}; {hint}")
+            section = f" in section {'.'.join(path)}" if path else ""
+            hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(names) or 'none'}"
+            raise InputError(f"{where}: unknown key {key!r}{section}; {hint}")
     values: dict[str, Any] = {}
-    for name, field, kind in fields:
-        known = _default(field) if base is None else getattr(base, name)
+    for name, field, type in fields:
+        default = _default(field, base)
         dotted = ".".join((*path, name))
-        if _is_section(kind):
+        if dataclasses.is_dataclass(type):
             section = table.get(name, {})
             if not isinstance(section, Mapping):
-                raise InputError(f"{where}: {dotted} must be a section, not {_shown(section)}")
-            inner = None if known is dataclasses.MISSING else known
-            values[name] = _build(kind, section, inner, where, (*path, name))
+                raise InputError(f"{where}: {dotted} must be a section, not {_as_toml(section)}")
+            values[name] = _build(typing.cast(Any, type), section, default, where, (*path, name))
         elif name in table:
-            values[name] = _option((*path, name), field, kind, known).value(table[name], f"{where}: {dotted}")
-        elif known is dataclasses.MISSING:
+            values[name] = _option((*path, name), field, type, default).value(table[name], f"{where}: {dotted}")
+        elif default is dataclasses.MISSING:
             raise InputError(f"{where}: {dotted} is missing and has no default")
         else:
-            values[name] = known
+            values[name] = default
     return cls(**values)
 
 
 def _fields(cls: type) -> list[tuple[str, "dataclasses.Field[Any]", Any]]:
     """Name, field and resolved type of each field of a settings class."""
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is no dataclass")
+        raise TypeError(f"{cls.__name__} is not a dataclass")
     hints = typing.get_type_hints(cls)
     return [(field.name, field, hints[field.name]) for field in dataclasses.fields(cls)]
 
 
-def _is_section(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind)
+def _default(field: "dataclasses.Field[Any]", section: Any) -> Any:
+    """The default of a field, in the default of its section if that has one; MISSING if there is none."""
+    if section is not dataclasses.MISSING:
+        return getattr(section, field.name)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _option(path: tuple[str, ...], field: "dataclasses.Field[Any]", kind: Any, default: Any) -> Option:
-    optional = several = False
-    choices = field.metadata.get("choices")
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        others = [other for other in typing.get_args(kind) if other is not type(None)]
-        if len(others) == 1 and len(typing.get_args(kind)) == 2:
-            optional, kind = True, others[0]
-    if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
-        several, kind = True, typing.get_args(kind)[0]
-    if typing.get_origin(kind) is typing.Literal:
-        choices = typing.get_args(kind)
-        kind = type(choices[0])
-    if kind not in (bool, int, float, str, Path) or (several and kind is bool):
-        raise TypeError(f"settings of the type {kind} ({'.'.join(path)}) are not supported")
-    known = None if choices is None else tuple(choices)
-    more = {
-        name: field.metadata[name] for name in ("flags", "metavar", "positional", "switch") if name in field.metadata
-    }
-    help, least, most = field.metadata.get("help", ""), field.metadata.get("least"), field.metadata.get("most")
-    return Option(path, kind, several, optional, default, help, least, most, known, **more)
+def _option(path: tuple[str, ...], field: "dataclasses.Field[Any]", type: Any, default: Any) -> Option:
+    optional = is_list = False
+    metadata = {name: value for name, value in field.metadata.items() if name != "formerly" and value is not None}
+    if typing.get_origin(type) in (typing.Union, types.UnionType):
+        others = [other for other in typing.get_args(type) if other is not types.NoneType]
+        if len(others) == 1 and len(typing.get_args(type)) == 2:
+            optional, type = True, others[0]
+    if typing.get_origin(type) is tuple and typing.get_args(type)[1:] == (...,):
+        is_list, type = True, typing.get_args(type)[0]
+    if typing.get_origin(type) is typing.Literal:
+        metadata["choices"] = typing.get_args(type)
+        type = metadata["choices"][0].__class__
+    if type not in (bool, int, float, str, Path) or (is_list and type is bool):
+        raise TypeError(f"settings of the type {type} ({'.'.join(path)}) are not supported")
+    if "choices" in metadata:
+        metadata["choices"] = tuple(metadata["choices"])
+    return Option(path, type, is_list, optional, default, **metadata)
 
 
 def _raw(value: Any) -> Any:
@@ -282,11 +257,31 @@ def _raw(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _shown(value: Any) -> str:
-    """As it stands in a file: true rather than True."""
+def _as_toml(value: Any) -> str:
+    """A value as it would be in a file: true rather than True."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
-        return tomli_w.dumps({"v": value}).strip().removeprefix("v = ") if not isinstance(value, dict) else "a section"
+        if isinstance(value, dict):
+            return "a section"
+        return " ".join(tomli_w.dumps({"v": value}).removeprefix("v = ").split())  # lists stand on several lines
     except (TypeError, ValueError):
         return repr(value)
+
+
+def import_object(path: str, default: str = "") -> Any:
+    """The object at "package.module:NAME", or at "package.module" under the name ``default``.
+
+    Modules in the working directory can be imported, too.
+    """
+    module_name, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"cannot import {module_name!r} (of {path!r}): {error}") from error
+    try:
+        return getattr(module, name or default)
+    except AttributeError:
+        raise InputError(f"the module {module_name!r} has no {name or default!r}") from None

@@ -1,4 +1,4 @@
-"""A data set as the library sees it: named columns of equal length, one of which is what the policy encodes."""
+"""Data sets: named columns of equal length, one of which, ``context``, is what the policy encodes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,15 @@ from torch import Tensor
 from corollout.errors import InputError
 from corollout.noise import ORDER, Noise
 
+Device = torch.device | str
+Index = Int64[Tensor, " context"]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples of a data set: their ids, and their part of every column."""
+    """Some examples of a data set: their ids and their entries of every column."""
 
-    examples: Int64[Tensor, " context"]
+    examples: Index
     columns: Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -28,38 +31,40 @@ class Batch:
         return self.columns["context"]
 
     def aligned(self, contexts: Int64[Tensor, " row"]) -> "dict[str, Rows]":
-        """The columns as rows see them that belong to these contexts: what a reward function gets, on the CPU."""
-        places = contexts.tolist()
-        return {
-            name: Rows(column.cpu() if isinstance(column, Tensor) else column, places)
-            for name, column in self.columns.items()
-        }
+        """The columns with an entry for each row, which belongs to one of the contexts: the input of a reward function.
+
+        Tensors are on the CPU.
+        """
+        rows = contexts.tolist()
+        columns = {name: c.cpu() if isinstance(c, Tensor) else c for name, c in self.columns.items()}
+        return {name: Rows(column, rows) for name, column in columns.items()}
 
 
 @runtime_checkable
 class Gathered(Protocol):
-    """A column that makes its tensors when asked: from a file that is mapped into memory, say."""
+    """A column that makes its tensors on demand: from a memory-mapped file, for example."""
 
     def __len__(self) -> int: ...
 
-    def gather(self, index: Int64[Tensor, " context"]) -> Tensor:
-        """The entries at some places, examples first."""
+    def gather(self, index: Index) -> Tensor:
+        """The entries at these positions; the first dimension is that of the examples."""
         ...
 
 
 class Columns:
     """A data set: ``Columns(context=…, answer=…)``.
 
-    A column is a tensor with examples first, a list, or has a method ``gather``. ``context`` goes to ``policy.encode``,
-    and every column to the reward function, by its name. An example's id is its place, unless ``ids`` says otherwise.
+    A column is a tensor whose first dimension is that of the examples, a list, or has a method ``gather``. ``context``
+    goes to ``policy.encode``, and every column to the reward function, by its name. The ids of the examples, by which
+    their noise is drawn, are their positions unless given.
     """
 
     def __init__(self, *, ids: Sequence[int] | Tensor | None = None, **columns: Tensor | Sequence[Any] | Gathered):
         if "context" not in columns:
-            raise InputError(f"a data set needs a column named 'context'; it has {sorted(columns) or 'none'}")
+            raise InputError(f"a data set needs a column named 'context'; it has {sorted(columns) or 'no columns'}")
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
-            raise InputError(f"the columns of a data set must be of equal length, not {lengths}")
+            raise InputError(f"the columns of a data set must have the same length, not {lengths}")
         self.columns: Mapping[str, Any] = columns
         count = lengths["context"]
         given = torch.arange(count) if ids is None else torch.as_tensor(ids)
@@ -70,21 +75,56 @@ class Columns:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, index: Sequence[int] | Int64[Tensor, " context"], device: torch.device | str = "cpu") -> Batch:
-        """The examples at some places; tensors are moved to the device."""
-        where = torch.as_tensor(index, dtype=torch.int64)
-        columns = {name: _part(column, where, device) for name, column in self.columns.items()}
-        return Batch(self.ids[where].to(device), columns)
+    def first(self, count: int) -> "Columns":
+        """The first examples only."""
+        return Columns(ids=self.ids[:count], **{name: _first(column, count) for name, column in self.columns.items()})
 
-    def epoch(
-        self, batch_size: int, noise: Noise, device: torch.device | str = "cpu", skip: int = 0
-    ) -> Iterator[Batch]:
-        """All examples once, shuffled, but for the first ``skip`` batches; the last batch may be smaller."""
+    def batch(self, index: Sequence[int] | Index, device: Device = "cpu") -> Batch:
+        """The examples at these positions; tensors are moved to the device."""
+        positions = torch.as_tensor(index, dtype=torch.int64)
+        columns = {name: _part(column, positions, device) for name, column in self.columns.items()}
+        return Batch(self.ids[positions].to(device), columns)
+
+    def epoch(self, batch_size: int, noise: Noise, device: Device = "cpu", skip: int = 0) -> Iterator[Batch]:
+        """All examples once in a random order, without the first ``skip`` batches; the last batch may be smaller."""
         for index in shuffled(self.ids, noise).split(batch_size)[skip:]:
             yield self.batch(index, device)
 
 
-def _part(column: Any, index: Int64[Tensor, " context"], device: torch.device | str) -> Any:
+class Split:
+    """Examples of a task: as columns, and as ``data`` in whatever form the task wants to keep them besides."""
+
+    def __init__(self, columns: Columns, data: Any = None):
+        self.columns, self.data = columns, data
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def first(self, count: int) -> "Split":
+        """The first examples only; ``data`` stays whole."""
+        return Split(self.columns.first(count), self.data)
+
+
+class _First:
+    """The first entries of a column that makes its tensors on demand."""
+
+    def __init__(self, column: Gathered, count: int):
+        self._column, self._count = column, count
+
+    def __len__(self) -> int:
+        return min(self._count, len(self._column))
+
+    def gather(self, index: Index) -> Tensor:
+        return self._column.gather(index)
+
+
+def _first(column: Any, count: int) -> Any:
+    if isinstance(column, Gathered) and not isinstance(column, Tensor):
+        return _First(column, count)
+    return column[:count]
+
+
+def _part(column: Any, index: Index, device: Device) -> Any:
     if isinstance(column, Tensor):
         return column[index].to(device)
     if isinstance(column, Gathered):
@@ -93,12 +133,12 @@ def _part(column: Any, index: Int64[Tensor, " context"], device: torch.device | 
 
 
 def shuffled(ids: Int64[Tensor, " example"], noise: Noise) -> Int64[Tensor, " example"]:
-    """An order of the examples that depends on their ids and the noise only."""
+    """A random order of the examples, which depends on their ids and the noise only."""
     return noise.keys(ids, ORDER).argsort()
 
 
 class Rows(Sequence[Any]):
-    """A column as seen by rows: entry i is the column's entry for row i's context. Nothing is copied."""
+    """A column with an entry for each row: that of the row's context. Nothing is copied."""
 
     def __init__(self, column: Any, contexts: list[int]):
         self._column, self._contexts = column, contexts

@@ -1,13 +1,13 @@
-"""What long work tells whoever is watching: one kind of event, one kind of callback.
+"""Events: how long work reports what happens, through one callback.
 
-An event has a ``kind`` and a ``record`` with whatever belongs to it:
+An event has a ``kind`` and a ``record``:
 
-    update       one update of a training: the fields of its metrics
-    evaluation   a policy was evaluated: update, epochs, tokens, seconds and the task's metrics
-    choice       the estimator "auto" chose one of its candidates
-    probe        variance and cost of some estimators, measured along training
-    progress     a part of the work has come on: ``part``, ``done``, ``total`` (None if unknown), and maybe a ``note``
-    warning      ``text``: something a person should know
+    update       one training update: the fields of its metrics
+    evaluation   an evaluation of the policy: update, epochs, tokens, seconds and the task's metrics
+    choice       the estimator "auto" chose a candidate: update, reason
+    probe        variance and cost of some estimators, measured during training
+    progress     a part of the work advanced: part, done, total (None if unknown), optionally note and weight
+    warning      text: something the user should know
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in long work."""
+    """Something that happened during long work."""
 
     kind: str
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -27,7 +27,7 @@ Callback = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The callback of those who do not want to know."""
+    """The callback that does nothing."""
 
 
 def warning(text: str) -> Event:
@@ -35,14 +35,14 @@ def warning(text: str) -> Event:
 
 
 class Progress:
-    """Counts what is done of one part of the work, and reports it."""
+    """Counts how much of one part of the work is done, and reports it."""
 
-    def __init__(self, on_event: Callback, part: str, total: float | None = None, done: float = 0):
+    def __init__(self, on_event: Callback, part: str, total: float | int | None = None, done: float | int = 0):
         self._on_event, self.part, self.total, self.done = on_event, part, total, done
 
-    def advance(self, count: float = 1, **record: Any) -> None:
+    def advance(self, count: float | int = 1, **record: Any) -> None:
         self.report(self.done + count, **record)
 
-    def report(self, done: float, **record: Any) -> None:
+    def report(self, done: float | int, **record: Any) -> None:
         self.done = done
         self._on_event(Event("progress", {"part": self.part, "done": done, "total": self.total, **record}))

@@ -1,12 +1,12 @@
 """Counter-based noise: a number depends only on what it is for, never on what was drawn before.
 
-Every draw is a hash of (seed, example, stream, step, position). The same example therefore sees the same noise
-in a batch of 8 or of 64, in any order, on any worker and in a resumed run; and a branch that is given its
-parent's key sees its parent's noise (common random numbers).
+Every draw is a hash of (seed, example, stream, step, position). An example therefore gets the same noise in a batch of
+8 or of 64, in any order, on any worker and in a resumed run; and a branch with its parent's key gets its parent's noise
+(common random numbers).
 
-The hash is SplitMix64 (Steele, Lea, Flood 2014). A row's key absorbs its labels one by one; position i of a step
-then reads the SplitMix64 stream that starts at the hash of (key, step). On the CPU the loops are compiled;
-elsewhere the same integers come from PyTorch operations.
+The hash is SplitMix64 (Steele, Lea, Flood 2014). A row's key absorbs its labels one by one; the numbers of a step are
+the SplitMix64 stream that starts at the hash of (key, step). On the CPU the loops are compiled; elsewhere PyTorch
+operations compute the same integers.
 """
 
 from typing import no_type_check
@@ -25,12 +25,12 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _TWO_POW_MINUS_53 = 2.0**-53
-# The largest number below 1 of each type: log1p(-u) stays finite.
+# The largest number below 1 of each type, which keeps log1p(-u) finite.
 _BELOW_ONE = {torch.float32: 1 - 2.0**-24, torch.float64: 1 - 2.0**-53}
 
-# What a key is for; the first label after the example, so that no two uses ever share numbers.
+# The purpose of a key: the first label after the example, so that no two purposes share numbers.
 MAIN, COPY, BRANCH, REFERENCES, BUDGET, ORDER, SET, REDRAW = range(8)
-# Estimators of one's own take labels from here on.
+# Labels from here on are free for estimators outside the package.
 FREE = 16
 
 Keys = Int64[Tensor, " row"]
@@ -40,27 +40,27 @@ Steps = Int64[Tensor, " row"]
 class Noise:
     """A seed from which the keys of rows are derived.
 
-    ``noise.fold(epoch)`` is an independent noise; ``noise.keys(example, MAIN, sample)`` has one key for each row.
+    ``noise.fold(epoch)`` is independent noise; ``noise.keys(example, MAIN, sample)`` has one key for each row.
     """
 
     def __init__(self, seed: int):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"the seed must be a whole number, not {seed!r}")
-        # Mixed once more than a label is: seed and example must not be exchangeable.
+        # Mixed once more than labels are: seed and example must not be interchangeable.
         self._key = _mix_int(_mix_int(seed + _GAMMA) + _MIX_2)
 
     def fold(self, *labels: int) -> "Noise":
-        """The noise of a part of the work (an epoch, a probe), independent of every other part's."""
+        """The noise for a part of the work (an epoch, a probe), independent of all other parts."""
         child = Noise.__new__(Noise)
         key = self._key
         for label in labels:
             key = _mix_int(key ^ _mix_int(label + _GAMMA))
-        # One more round, with a constant that no key uses: a child never meets its parent's keys.
+        # One more round, with a constant that no key uses: the keys of a child are never those of its parent.
         child._key = _mix_int(key + _MIX_1)
         return child
 
     def keys(self, example: Int64[Tensor, " row"], *labels: Int64[Tensor, " row"] | int) -> Keys:
-        """One key for each row from the example's id and any further labels (numbers or one number a row)."""
+        """One key for each row, from the example's id and further labels (one number, or one for each row)."""
         key = torch.full_like(example, _signed(self._key))
         for label in (example, *labels):
             if isinstance(label, int):
@@ -70,7 +70,7 @@ class Noise:
         return key
 
     def shared_key(self, examples: Int64[Tensor, " row"], label: int) -> Int64[Tensor, " 1"]:
-        """One key for a batch as a whole: it depends on which examples are in it, not on their order."""
+        """One key for a whole batch: it depends on the examples in the batch, not on their order."""
         return _mix(self.keys(examples, label).sum(0, keepdim=True))
 
 
@@ -85,18 +85,18 @@ def bits(keys: Keys, steps: Steps, width: int) -> Int64[Tensor, "row width"]:
 
 def uniform(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
     """Uniform numbers strictly between 0 and 1, with full relative precision near 0."""
-    # Adding the half after the conversion keeps small numbers exact; only those next to 1 can round up to it.
+    # Adding ½ after the conversion keeps small numbers exact; only those next to 1 can round up to 1.
     u = bits(keys, steps, width).to(dtype).add_(0.5).mul_(_TWO_POW_MINUS_53)
     return u.clamp_(max=_BELOW_ONE[dtype])
 
 
 def exponential(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
-    """Exp(1) numbers, finite and above 0. The small ones, which decide a race, are the precise ones."""
+    """Exp(1) numbers, finite and positive; precise where they are small, which is what decides a race."""
     return uniform(keys, steps, width, dtype).neg_().log1p_().neg_()
 
 
 def dirichlet(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
-    """π ~ Dirichlet(1, …, 1): exponential numbers over their sum."""
+    """π ~ Dirichlet(1, …, 1): exponential numbers divided by their sum."""
     e = exponential(keys, steps, width, dtype)
     return e.div_(e.sum(1, keepdim=True))
 
@@ -106,12 +106,12 @@ def race(
 ) -> Int64[Tensor, " row"]:
     """A draw from softmax(logits): argmin_i e_i exp(−φ_i) = argmin_i (ln π_i − φ_i), with e from ``exponential``.
 
-    The compiled loop takes the logarithm of few numbers only: e ≥ u, so a position whose u exp(−φ) is already
-    behind the leader cannot win. ``highest`` is the largest logit of each row, if it is known already.
+    The compiled loop computes few logarithms: e ≥ u, so a position whose u exp(−φ) is behind the leader cannot win.
+    ``highest`` is the largest logit of each row, if it is known already.
     """
     logits = full_precision(logits)
     if logits.device.type == "cpu":
-        # exp(max − φ): at worst infinite, where the probability is zero in the same precision.
+        # exp(max − φ) overflows only where the probability is zero in the same precision.
         highest = logits.amax(1) if highest is None else highest
         weights = (highest[:, None] - logits).exp_()
         winners = torch.zeros_like(keys)
@@ -123,41 +123,43 @@ def race(
 def dirichlet_given(
     winners: Int64[Tensor, " row"], logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps
 ) -> Float[Tensor, "row vocab"]:
-    """π ~ Dirichlet(1, …, 1) as it is given that the race with these logits, argmin_i (ln π_i − φ_i), has this winner.
+    """π ~ Dirichlet(1, …, 1), given the winner of the race with these logits, argmin_i (ln π_i − φ_i).
 
-    The time at which the first number arrives, T = min_i e_i exp(−φ_i) = τ / Σ_i exp(φ_i) with τ ~ Exp(1), says nothing
-    about who it is, and exponential numbers have no memory: the others then still need as long as at the start. So
+    The time of the first arrival, T = min_i e_i exp(−φ_i) = τ / Σ_i exp(φ_i) with τ ~ Exp(1), is independent of the
+    winner, and exponential numbers are memoryless: the others then need as long again as at the start. So
 
         e_i = τ p_i + [i ≠ winner] e'_i,    p = softmax(φ),
 
-    with fresh e' ~ Exp(1); the winner's own, which is not needed, is τ. A masked action's e is free, as it should be.
+    with fresh e' ~ Exp(1); the winner's e', which is not needed, serves as τ. A masked action's e is unconditional.
     """
     e, winners = exponential(keys, steps, logits.shape[1], logits.dtype), winners[:, None]
     first = e.gather(1, winners)
-    # No e is below 2⁻⁵⁴, so a winner's p is not far below that: τ p stays above 0.
+    # No e is below 2⁻⁵⁴, so the p of a winner is not far below that: τ p stays positive.
     e.scatter_(1, winners, 0.0).addcmul_(first, logits.softmax(1))
     return e.div_(e.sum(1, keepdim=True))
 
 
-def conditional_gumbels(free: Float[Tensor, "row number"], most: Float[Tensor, " row"]) -> Float[Tensor, "row number"]:
-    """Independent Gumbel numbers as they are given that their maximum is ``most`` (Kool et al. 2019, appendix B.3).
+def conditional_gumbels(
+    free: Float[Tensor, "row number"], maximum: Float[Tensor, " row"]
+) -> Float[Tensor, "row number"]:
+    """Independent Gumbel numbers given their maximum, from unconditional ones (Kool et al. 2019, appendix B.3).
 
-    −log(exp(−most) − exp(−highest) + exp(−free)), where highest is the maximum of the free ones, without overflow.
+    −log(exp(−maximum) − exp(−highest) + exp(−free)), where highest is the maximum of ``free``, without overflow.
     """
     gap = free - free.amax(1, keepdim=True)
-    most = most[:, None]
-    # At the maximum itself the logarithm is −inf, and the result is ``most``.
-    v = most - free + torch.where(gap > -0.6931, torch.log(-torch.expm1(gap)), torch.log1p(-torch.exp(gap)))
-    return most - v.clamp(min=0) - torch.nn.functional.softplus(-v.abs())
+    maximum = maximum[:, None]
+    # At the highest number the logarithm is −inf, and the result is ``maximum``.
+    v = maximum - free + torch.where(gap > -0.6931, torch.log(-torch.expm1(gap)), torch.log1p(-torch.exp(gap)))
+    return maximum - v.clamp(min=0) - torch.nn.functional.softplus(-v.abs())
 
 
 def subsets(keys: Keys, steps: Steps, population: int, size: int) -> Int64[Tensor, "row size"]:
-    """For each row, ``size`` different numbers below ``population``, every subset being equally likely."""
+    """For each row, ``size`` distinct numbers below ``population``; all subsets are equally likely."""
     if not 0 <= size <= population:
-        raise InputError(f"cannot draw {size} different numbers out of {population}")
+        raise InputError(f"cannot draw {size} distinct numbers from {population}")
     if size > 64:
         return bits(keys, steps, population).argsort(1)[:, :size]
-    # Floyd's algorithm: `size` draws, however large the population.
+    # Floyd's algorithm: `size` draws for any population.
     u = uniform(keys, steps, max(size, 1), torch.float64)
     chosen = torch.full((len(keys), size), -1, dtype=torch.int64, device=keys.device)
     for i in range(size):
@@ -188,7 +190,7 @@ def _unsigned(x: Int64[Tensor, "..."]) -> np.ndarray:
 
 
 def _shift(x: Tensor, n: int) -> Tensor:
-    """Logical shift to the right: PyTorch's own drags the sign along."""
+    """Logical shift to the right: PyTorch's shift copies the sign bit."""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
@@ -245,7 +247,7 @@ def _race_compiled(weights, keys, steps, winners):
     draws, bounds = np.empty(width), np.empty(width)
     for r in range(rows):
         x = mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
-        # Without a branch in it, this loop runs on many positions at once.
+        # A loop without branches is vectorised.
         for i in range(width):
             x += _U(_GAMMA)
             draws[i] = (np.float64(mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53

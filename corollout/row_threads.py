@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ def by_rows(loop: Callable[..., Any], work: int, *arrays: np.ndarray) -> list[tu
         return [(0, loop(*arrays))]
     if _pool is None:
         _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="corollout")
-    edges = [rows * i // parts for i in range(parts + 1)]
-    cuts = list(pairwise(edges))
+    cuts = [(rows * i // parts, rows * (i + 1) // parts) for i in range(parts)]
     tasks = [_pool.submit(loop, *(array[start:end] for array in arrays)) for start, end in cuts[1:]]
     first = loop(*(array[: cuts[0][1]] for array in arrays))
     return [(0, first), *((start, task.result()) for (start, _), task in zip(cuts[1:], tasks, strict=True))]

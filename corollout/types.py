@@ -1,4 +1,4 @@
-"""The few data types that the rooms of the package hand to each other: tensors with names, and nothing else."""
+"""The data types that the parts of the package exchange: named tensors and nothing else."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -11,9 +11,9 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True)
 class Sampler:
-    """How an estimator wants its main trajectories drawn: ``count`` for each context, by ``mode``.
+    """How main trajectories are drawn: ``count`` for each context, by ``mode``.
 
-    A "set" is a sample without replacement: all different, and fewer than ``count`` if there are no more.
+    A "set" is drawn without replacement: its sequences are distinct, and fewer than ``count`` if there are no more.
     """
 
     mode: Literal["sample", "greedy", "beam", "set"] = "sample"
@@ -22,16 +22,16 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Token sequences, the end token included; whatever lies beyond ``lengths`` is padding."""
+    """Token sequences, including the end token; positions beyond ``lengths`` are padding."""
 
     tokens: Int64[Tensor, "row step"]
     lengths: Int64[Tensor, " row"]
-    finished: Bool[Tensor, " row"]  # ended by itself, not cut at the maximal length
+    finished: Bool[Tensor, " row"]  # ends with the end token, not at the maximal length
 
     def lists(self) -> list[list[int]]:
-        """Plain lists of token ids without the end token, as a reward function reads them."""
-        words = (self.lengths - self.finished.long()).tolist()
-        return [row[:n] for row, n in zip(self.tokens.tolist(), words, strict=True)]
+        """Lists of token ids without the end token, as reward functions take them."""
+        counts = (self.lengths - self.finished.long()).tolist()
+        return [row[:n] for row, n in zip(self.tokens.tolist(), counts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,36 @@ class Decisions:
     """Tokens that are chosen by binary decisions: at depth i, bit 1 has the probability σ(logit i)."""
 
     bits: Bool[Tensor, "row step depth"]
-    there: Bool[Tensor, "row step depth"]  # a token has as many decisions as its path is long
-    other: Int64[Tensor, "row step depth"]  # where the opposite bit leads, as ``Branches.token`` has it
+    valid: Bool[Tensor, "row step depth"]  # a token has as many decisions as its path has inner nodes
+    other: Int64[Tensor, "row step depth"]  # where the opposite bit leads, written as ``Branches.token``
 
     def scores(self, logits: Float[Tensor, "row step depth"]) -> Float[Tensor, "row step depth"]:
         """d log p(token) / d logits."""
-        return torch.where(self.there, self.bits.to(logits.dtype) - logits.sigmoid(), 0.0)
+        return torch.where(self.valid, self.bits.to(logits.dtype) - logits.sigmoid(), 0.0)
 
     def log_probs(self, logits: Float[Tensor, "row step depth"]) -> Float[Tensor, "row step"]:
         """log p(token)."""
-        return torch.where(self.there, logsigmoid(torch.where(self.bits, logits, -logits)), 0.0).sum(2)
+        return torch.where(self.valid, logsigmoid(torch.where(self.bits, logits, -logits)), 0.0).sum(2)
 
 
 @dataclass(frozen=True)
 class Trajectories(Sequences):
-    """Main trajectories: where each comes from, and the logits that its tokens were chosen from."""
+    """Main trajectories: their origin, and the logits from which their tokens were drawn."""
 
     contexts: Int64[Tensor, " row"]  # index into the batch of contexts
-    examples: Int64[Tensor, " row"]  # id of the example in its data set
-    samples: Int64[Tensor, " row"]  # number of the draw among its context's
-    keys: Int64[Tensor, " row"]  # noise key of its steps
+    examples: Int64[Tensor, " row"]  # id of the example in the data set
+    samples: Int64[Tensor, " row"]  # index of the draw within its context
+    keys: Int64[Tensor, " row"]  # noise key
     log_probs: Float[Tensor, " row"]
     # In float32 or float64, zero beyond a row's length. A beam keeps no logits: there vocab = 0.
     logits: Float[Tensor, "row step vocab"]
-    # If tokens are walks down a tree, their decisions; then there is a logit for each decision, not for each token.
+    # If tokens are paths in a tree, their decisions; logits are then those of the decisions, not of the tokens.
     decisions: Decisions | None = None
+
+    @property
+    def head(self) -> Literal["softmax", "tree"]:
+        """The output head of the policy."""
+        return "softmax" if self.decisions is None else "tree"
 
     @property
     def mask(self) -> Bool[Tensor, "row step"]:
@@ -73,15 +78,15 @@ class Trajectories(Sequences):
 
 @dataclass(frozen=True)
 class Branches:
-    """Departures from main trajectories: parent's prefix up to ``step``, then ``token``, then a completion.
+    """Departures from main trajectories: the parent's prefix up to ``step``, then ``token``, then a completion.
 
-    A negative token is one that was only begun: −1 − n stands for whatever is drawn below inner node n of a tree.
+    A negative token is an incomplete one: −1 − n stands for a token drawn below inner node n of a tree.
     """
 
     parent: Int64[Tensor, " branch"]
     step: Int64[Tensor, " branch"]
     token: Int64[Tensor, " branch"]
-    copy: Int64[Tensor, " branch"]  # number of the completion; 0 may share its parent's noise
+    copy: Int64[Tensor, " branch"]  # index of the completion; 0 may share its parent's noise
     greedy: Bool[Tensor, " branch"]
 
     def __len__(self) -> int:
@@ -97,15 +102,15 @@ class Branches:
         greedy: bool = False,
         copy: int = 0,
     ) -> "Branches":
-        """Branches that are all completed in one way."""
+        """Branches that are all completed in the same way."""
         return cls(
             parent, step, token, torch.full_like(parent, copy), torch.full_like(parent, greedy, dtype=torch.bool)
         )
 
     @classmethod
     def none(cls, device: torch.device) -> "Branches":
-        nothing = torch.empty(0, dtype=torch.int64, device=device)
-        return cls.of(nothing, nothing, nothing)
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        return cls.of(empty, empty, empty)
 
     @classmethod
     def join(cls, *parts: "Branches") -> "Branches":
@@ -116,18 +121,18 @@ class Branches:
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Half-precision numbers in single precision, in which noise and coefficients are computed."""
+    """Half precision converted to single precision, in which noise and coefficients are computed."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 @dataclass
 class Cost:
-    """What an estimate has cost so far."""
+    """The cost of an estimate so far."""
 
-    tokens: int = 0  # tokens generated = rows × steps that the policy computed
+    tokens: int = 0  # generated tokens = rows × steps that the policy computed
     main_tokens: int = 0  # those of the main trajectories
-    rollouts: int = 0  # branches completed, greedy baselines included
-    reward_calls: int = 0  # sequences that the reward function was evaluated on
+    rollouts: int = 0  # completed branches, including greedy baselines
+    reward_calls: int = 0  # sequences that the reward function scored
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -1,45 +1,47 @@
-"""``corollout compare``: runs side by side, on the terminal and as a report."""
+"""``corollout compare``: runs side by side, in the terminal and as a report."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from corollout.cli.tables import plain_table
-from corollout.errors import InputError
-from corollout.reports.comparison import compare as compare_groups
-from corollout.reports.comparison import group_runs
-from corollout.reports.comparison_page import check_folder, write_comparison
-from corollout.reports.curves import AXES
+from corollout.config import argument, option
+from corollout.reports.comparison import KIND, comparison_report, group_runs
+from corollout.reports.curves import Axis
+from corollout.reports.report import check_report_folder, is_report, open_report
 
 
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Directories of runs.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for report, figure, table and numbers.")] = Path("comparison"),
-    by: Annotated[str, typer.Option(metavar="<seconds|tokens|updates>", help="What curves go against.")] = "seconds",
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<text,…>",
-            help="A name for each run; runs of one name are seeds of one method. [default: by estimator]",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Compare runs: Generalization with intervals, gain over the start, cost, and scores at equal cost.
+@dataclass(frozen=True)
+class Comparing:
+    """The settings of ``compare``."""
 
-    Runs that differ only in their seed and their start are seeds of one method.
+    runs: tuple[Path, ...] = argument("Run directories; or one folder with a report, which is shown again.")
+    out: Path | None = option(None, "Folder for the report. [default: comparison, or that of the report]")
+    by: Axis = option("seconds", "Axis of the training curves.")
+    labels: tuple[str, ...] = option(
+        (), "A name for each run; runs with the same name are seeds of one method. [default: by estimator]"
+    )
+
+
+def compare(settings: Comparing) -> None:
+    """Compare runs: the task's metric with intervals, gain over the start, cost, and scores at equal cost.
+
+    Runs that differ only in their seed and their start are seeds of one method. Given the folder of a report instead,
+    its tables are printed and its page is written again.
     """
-    if by not in AXES:
-        raise InputError(f"--by must be one of {', '.join(AXES)}, not {by!r}")
-    check_folder(out)
-    groups = group_runs(runs, None if labels is None else [label.strip() for label in labels.split(",")])
-    comparison = compare_groups(groups)
-    write_comparison(comparison, groups, out, by)
-    console = Console()
-    for table in comparison.tables():
+    if len(settings.runs) == 1 and is_report(settings.runs[0]):
+        report, out = open_report(settings.runs[0]), settings.out or settings.runs[0]
+        check_report_folder(out, report.kind)
+        page = report.write_page(out)
+    else:
+        out = settings.out or Path("comparison")
+        check_report_folder(out, KIND)
+        report = comparison_report(group_runs(settings.runs, settings.labels or None), out, settings.by)
+        page = report.write(out)
+    console = Console(highlight=False)
+    for table in report.tables:
         console.print(plain_table(table.title, table.header, table.rows))
         for note in table.notes:
-            console.print(note, style="dim", highlight=False, markup=False)
-    console.print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+            console.print(note, style="dim", markup=False)
+    console.print(f"Report: {page}", soft_wrap=True)

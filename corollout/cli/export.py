@@ -1,36 +1,34 @@
-"""``corollout export``: a captioner as a folder that needs nothing but NumPy."""
+"""``corollout export``: a model as a folder that runs without PyTorch."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
-from corollout.cli.generate import WEIGHTS
 from corollout.cli.tables import plain_table
-from corollout.cli.training import RUN
+from corollout.config import argument, option, required
 from corollout.export import RUNTIME, export_run
+from corollout.training.run_weights import WEIGHTS_HELP
 
 
-def export(
-    run: RUN,
-    out: Annotated[
-        Path, typer.Option(help="Folder to write; one that holds an earlier export is replaced.", show_default=False)
-    ],
-    weights: WEIGHTS = "best",
-) -> None:
-    """Write a captioner to a folder: weights, vocabulary, tree, and a runtime that needs only NumPy."""
-    written = export_run(run, out, weights)
-    model, source = written.model, written.model["source"]
-    sizes = model["sizes"]
-    head = "softmax" if model["depth"] is None else f"tree, {model['depth']} deep"
-    update = "" if source["update"] is None else f", after update {source['update']:,}"
+@dataclass(frozen=True)
+class ExportSettings:
+    """The settings of ``export``."""
+
+    run: Path = argument("Directory of a run.")
+    out: Path = required("Folder to write; an earlier export in it is replaced.")
+    weights: str = option("best", WEIGHTS_HELP)
+
+
+def export(settings: ExportSettings) -> None:
+    """Write a run's model to a folder with its weights, its vocabulary and a runtime that needs only NumPy."""
+    written = export_run(settings.run, settings.out, settings.weights)
+    model, update = written.model, written.model["source"]["update"]
+    after = "" if update is None else f", after update {update:,}"
+    source = f"{settings.out}: {model['kind']} of {settings.run} ({settings.weights} weights{after})"
+    sizes = ", ".join(f"{name} {size:,}" for name, size in model["sizes"].items())
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{out}: captioner of {run} ({weights} weights{update})", markup=False)
-    console.print(
-        f"  {sizes['vocabulary']:,} words ({head}), captions of up to {model['longest']}, LSTM of {sizes['hidden']:,}, "
-        f"{sizes['features']:,} features an image"
-    )
+    console.print(f"{source}\n  {sizes}", markup=False)
     console.print(plain_table("", ["file", "bytes"], [[name, f"{size:,}"] for name, size in written.sizes.items()]))
-    console.print(f"To use it: python {shlex.quote(str(out / RUNTIME))} --features FILE.npy", markup=False)
+    console.print(f"How to use it: python {shlex.quote(str(settings.out / RUNTIME))} --help", markup=False)

@@ -1,120 +1,144 @@
-"""Progress on the terminal while a run goes on."""
+"""What the terminal shows of the events of long work."""
 
 import math
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from corollout.sweeps.sweep import Job
-from corollout.tasks.registry import TASKS
-from corollout.training.base import Event
-from corollout.training.start import Callbacks
+from corollout.events import Callback, Event
+from corollout.tasks.task import Metric
 
-
-def progress_bars(console: Console) -> Progress:
-    """Bars with time used, time left, and a note, which is cut where the terminal is narrow."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-        console=console,
-        expand=True,
-    )
-
-
-def note(record: dict[str, Any]) -> str:
-    """A record in a few words."""
-    words = []
-    if record.get("loss") is not None:
-        words.append(f"{record['loss']:.2f} nats a token")
-    if record.get("reward") is not None:
-        words.append(f"reward {record['reward']:.2f}")
-    if record.get("rollouts_per_step"):
-        words.append(f"{record['rollouts_per_step']:.1f} rollouts a step")
-    words += [kind.metric.words(record[kind.metric.key]) for kind in TASKS.values() if kind.metric.key in record]
-    return ", ".join(words)
+PLAIN_SECONDS = 10.0  # between lines where stderr is not a terminal
 
 
 @contextmanager
-def following(console: Console, name: str, unit: str, total: float | int) -> Generator[Callbacks, None, None]:
-    """Callbacks that show how a run goes on: rate, time left, loss or reward, rollouts, and the last evaluation."""
-    with progress_bars(console) as bars:
-        task = bars.add_task(name, total=total, note="")
-        last: dict[str, Any] = {}
+def show_events(
+    console: Console | None = None,
+    title: str = "",
+    total: float | int | None = None,
+    unit: str = "parts",
+    metric: Metric | None = None,
+) -> Generator[Callback, None, None]:
+    """A callback that shows events: a bar for each part of the work, and lines for warnings and choices.
 
-        def on_update(metrics: Any) -> None:
-            last.update(vars(metrics))
-            counts = {"updates": metrics.update, "tokens": metrics.tokens, "seconds": metrics.seconds}
-            rate = metrics.update / max(metrics.seconds, 1e-9)
-            done = counts.get(unit, last.get("epochs_done", metrics.epoch))
-            bars.update(task, completed=min(done, total), note=f"{rate:.1f} updates/s, {note(last)}")
-
-        def on_evaluation(numbers: dict[str, Any]) -> None:
-            last.update(numbers, epochs_done=numbers["epochs"])
-            bars.update(task, note=note(last))
-
-        def on_news(item: Event) -> None:
-            if item.kind == "choice":
-                console.print(f"after {item.record['update']} updates: {item.record['reason']}", markup=False)
-
-        yield Callbacks(on_update, on_evaluation, on_news, lambda text: console.print(f"warning: {text}", markup=False))
-        bars.update(task, completed=total)
+    With a title there is a bar for the whole. Its unit is "updates", "epochs", "tokens" or "seconds" of one run, whose
+    loss or reward, rollouts and metric are shown beside it; or "parts", of which finished ones become lines. A part
+    counts 1, or its ``weight`` if the events have one; one whose first event says that it is done was done before.
+    """
+    display = _Display(console or Console(stderr=True, highlight=False), title, total, unit, metric)
+    with display.bars:
+        yield display.show
+        display.finish()
 
 
-class Board:
-    """A bar for the whole experiment, with the time that is left, and one for each part under way."""
+class _Display:
+    def __init__(self, console: Console, title: str, total: float | int | None, unit: str, metric: Metric | None):
+        self._unit, self._total, self._metric = unit, total, metric
+        self._lines = not console.is_terminal
+        note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False, table_column=note),
+            console=console,
+            expand=True,
+            disable=self._lines,
+            speed_estimate_period=600,
+        )
+        self._whole = self.bars.add_task(title, total=total, note="") if title else None
+        self._bars: dict[str, TaskID] = {}  # of parts
+        self._shares: dict[str, float | int] = {}  # what each part contributes to the whole
+        self._finished: set[str] = set()
+        self._records: dict[str, dict[str, Any]] = {}  # the newest values of each part, "" being the run itself
+        self._printed = time.monotonic()
 
-    def __init__(self, bars: Progress, parts: int, weight: float):
-        self._bars, self._parts, self._weight = bars, parts, weight
-        self._shares: dict[str, float] = {}  # what each part contributes to the weight
-        self._done: set[str] = set()
-        self._rows: dict[str, TaskID] = {}
-        self._records: dict[str, dict[str, Any]] = {}
-        self._whole: TaskID | None = None
+    def show(self, event: Event) -> None:
+        record = event.record
+        if event.kind == "progress":
+            self._show_part(**{"total": None, "weight": 1.0, **record})
+        elif event.kind in ("update", "evaluation") and self._whole is not None and self._unit != "parts":
+            self._show_run(self._whole, record)
+        elif event.kind == "warning":
+            self.print(f"warning: {record['text']}")
+        elif event.kind == "choice":
+            job = f"{record['job']}, " if "job" in record else ""
+            self.print(f"{job}after {record['update']} updates: {record['reason']}")
+        if self._lines and time.monotonic() - self._printed > PLAIN_SECONDS:
+            for task in self.bars.tasks:
+                if not task.finished:
+                    self.print(_line(task))
 
-    def skip(self, weights: Mapping[str, float]) -> None:
-        """Parts that were done before: they do not count as work of now."""
-        for name, weight in weights.items():
-            self._shares[name] = weight
-            self._done.add(name)
-        if self._whole is not None:  # the speed is measured anew
-            self._bars.remove_task(self._whole)
-            self._whole = None
-        self._show()
+    def finish(self) -> None:
+        if self._whole is not None and self._total is not None:
+            self.bars.update(self._whole, completed=self._total)
 
-    def on_job(self, job: Job, progress: float, record: dict[str, Any]) -> None:
-        known = self._records.setdefault(job.name, {})
-        known.update(record)
-        fraction = progress / job.total
-        # A run that has used its budget is still to be evaluated: it is done when its result is there.
-        self.tell(job.name, 1.0 if job.done else min(fraction, 0.999), note(known))
+    def print(self, text: str) -> None:
+        self._printed = time.monotonic()
+        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def tell(self, name: str, fraction: float, words: str, weight: float = 1.0) -> None:
-        """How far a part is; a fraction of 1 ends it."""
-        if name in self._done:
+    def _show_run(self, bar: TaskID, record: Mapping[str, Any]) -> None:
+        key = {"updates": "update"}.get(self._unit, self._unit)
+        done = record.get(key, record.get("epoch", 0) if key == "epochs" else 0)
+        note = self._note("", record)
+        if record.get("seconds"):
+            note = ", ".join(filter(None, [f"{record['update'] / record['seconds']:.1f} updates/s", note]))
+        self.bars.update(bar, completed=done if self._total is None else min(done, self._total), note=note)
+
+    def _show_part(
+        self, part: str, done: float | int, total: float | int | None, weight: float | int, **record: Any
+    ) -> None:
+        if part in self._finished:
             return
-        self._shares[name] = weight * fraction
-        if fraction < 1:
-            if name not in self._rows:
-                self._rows[name] = self._bars.add_task(f"  {name}", total=1.0, note="")
-            self._bars.update(self._rows[name], completed=fraction, note=words)
-        else:
-            self._done.add(name)
-            if name in self._rows:
-                self._bars.remove_task(self._rows.pop(name))
-            self._bars.console.print(f"{name}: {words or 'done'}", markup=False)
-        self._show()
+        whole = self._whole if self._unit == "parts" else None
+        is_new, finished = part not in self._bars, total is not None and done >= total
+        note = record.get("note") or self._note(part, record)
+        if whole is None or not (is_new and finished):
+            bar = self._bars.get(part)
+            if bar is None:
+                bar = self._bars[part] = self.bars.add_task(
+                    part if whole is None else f"  {part}", total=total, note=""
+                )
+            self.bars.update(bar, completed=done, total=total, note=note)
+        if finished:
+            self._finished.add(part)
+        if whole is None:
+            return
+        self._shares[part] = weight * min(done / total, 1.0) if total else 0.0
+        state: dict[str, Any] = {"completed": math.fsum(self._shares.values()), "note": f"{len(self._finished)} done"}
+        if is_new and finished:  # it was done before: the time left is estimated without it
+            self.bars.reset(whole, **state)
+            return
+        self.bars.update(whole, **state)
+        if finished:
+            self.bars.remove_task(self._bars.pop(part))
+            self.print(f"{part}: {note or 'done'}")
 
-    def _show(self) -> None:
-        done = math.fsum(self._shares.values())
-        words = f"{len(self._done)} of {self._parts} parts"
-        if self._whole is None:
-            self._whole = self._bars.add_task("all", total=self._weight, completed=done, note=words)  # pyright: ignore[reportArgumentType]
-        self._bars.update(self._whole, completed=done, note=words)
+    def _note(self, part: str, record: Mapping[str, Any]) -> str:
+        """The newest values in a few words."""
+        values = self._records.setdefault(part, {})
+        values.update({name: value for name, value in record.items() if value is not None})
+        notes = []
+        if "loss" in values:
+            notes.append(f"{values['loss']:.2f} nats a token")
+        if "reward" in values:
+            notes.append(f"reward {values['reward']:.2f}")
+        if values.get("rollouts_per_step"):
+            notes.append(f"{values['rollouts_per_step']:.1f} rollouts a step")
+        if self._metric is not None and self._metric.key in values:
+            notes.append(self._metric.text(values[self._metric.key]))
+        return ", ".join(notes)
+
+
+def _line(task: Task) -> str:
+    left = task.time_remaining
+    parts = [f"{task.percentage:.0f} %" if task.total else f"{task.completed:g}", task.fields["note"]]
+    parts.insert(1, f"{math.ceil(left / 60)} min left" if left else "")
+    return f"{task.description.strip()}: {', '.join(filter(None, parts))}"

@@ -9,19 +9,19 @@ from corollout.tasks.task import Evaluation, Metric
 
 
 def plain_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """First column to the left, the others to the right; a heading of two words takes two lines, to fit 80 columns.
+    """First column left-aligned, the others right-aligned; headings of two words take two lines, to fit 80 columns.
 
-    Where the terminal is narrow, entries of the first column take several lines.
+    In a narrow terminal, entries of the first column wrap.
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, heading in enumerate(header):
-        justify, cut = ("right", "ellipsis") if number else ("left", "fold")
-        table.add_column(heading.replace(" ", "\n", 1), justify=justify, no_wrap=number > 0, overflow=cut)
+        justify, overflow = ("right", "ellipsis") if number else ("left", "fold")
+        table.add_column(heading.replace(" ", "\n", 1), justify=justify, no_wrap=number > 0, overflow=overflow)
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def evaluation_table(result: Evaluation, title: str, measure: Metric) -> Table:
-    header = ["measure", "value", "95\N{NO-BREAK SPACE}% interval"]
-    return plain_table(f"{title}: {len(result.scores):,} {measure.examples}", header, result.rows())
+def evaluation_table(result: Evaluation, title: str, metric: Metric) -> Table:
+    header = ["metric", "value", "95\N{NO-BREAK SPACE}% interval"]
+    return plain_table(f"{title}: {len(result.scores):,} {metric.examples}", header, result.rows())

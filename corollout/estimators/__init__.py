@@ -1,13 +1,12 @@
-"""Gradient estimators: plans and their linear maps from rewards to gradients. Pure tensor mathematics."""
+"""Gradient estimators: plans, and the maps from rewards to gradients. Pure tensor mathematics."""
 
 from corollout.estimators.ars import ARS
 from corollout.estimators.auto import Auto
 from corollout.estimators.binary import ARM, DisARM
-from corollout.estimators.branching import Branching
+from corollout.estimators.estimator import Adaptive, Branching, Estimator, estimator_names, make_estimator
 from corollout.estimators.pairs import Pairs
-from corollout.estimators.plans import Adaptive, ContrastPlan, Estimator, GroupPlan, Plan, SetPlan
+from corollout.estimators.plans import ContrastPlan, GroupPlan, Plan, SetPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
-from corollout.estimators.registry import NAMES, make_estimator
 from corollout.estimators.score import GRPO, RLOO, BeamExpectation, MonteCarlo, Reinforce, SelfCritic
 from corollout.estimators.sets import UnorderedSet
 from corollout.estimators.single import estimate_gradient
@@ -18,7 +17,6 @@ __all__ = [
     "ARM",
     "ARS",
     "GRPO",
-    "NAMES",
     "RLOO",
     "Adaptive",
     "Auto",
@@ -40,6 +38,7 @@ __all__ = [
     "UnorderedSet",
     "Vine",
     "estimate_gradient",
+    "estimator_names",
     "make_estimator",
     "pseudo_actions",
 ]

@@ -5,75 +5,273 @@ For one token with logits φ, π ~ Dirichlet(1_V), z = argmin (ln π − φ) and
     g_v = Σ_k w_k [ r(z^{v⇌j_k}) − mean_m r(z^{m⇌j_k}) ],    w_k = (1 − V π_{j_k}) / K,
 
 is unbiased for every fixed choice of references. It is linear in the rewards, Σ_a r(a) C_a, with coefficients that
-are known beforehand and add up to zero, so g = Σ_{a≠z} (r(a) − r(z)) C_a: one completion for each different action
-is enough, and none for an action whose coefficients are zero.
+are known before any reward and add up to zero, so g = Σ_{a≠z} (r(a) − r(z)) C_a: each distinct action needs one
+completion, and an action whose coefficients are zero needs none.
 
-The π that chose z is one of many that would have. Averaging C_a over further draws of π given z (Rao and Blackwell)
-keeps the expectation and takes away variance. More actions then have a coefficient: it goes with a budget.
+Many other π would have chosen z, too. Averaging C_a over further draws of π given z (Rao and Blackwell) keeps the
+expectation and reduces the variance. More actions then have nonzero coefficients, so use it with a budget.
 """
 
 from dataclasses import dataclass
+from typing import Any, no_type_check
 
+import numba
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.branching import Branching
-from corollout.estimators.coefficients import Coefficients
+from corollout.estimators.estimator import Branching
 from corollout.estimators.plans import ContrastPlan
-from corollout.estimators.pseudo import pseudo_actions
+from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
 from corollout.types import Trajectories
 
-# Steps are treated in groups of at most this many numbers of noise.
+# Centred coefficients whose square is below this fraction of the plain square are zero up to rounding.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """C_a of every branch (row, step, action), up to a constant that the plan's centring removes, as a sparse list.
+
+    Branches are ordered by row, step and action. Rewards are measured relative to the main trajectory's, so its action
+    needs no coefficient.
+    """
+
+    row: Int64[Tensor, " branch"]
+    step: Int64[Tensor, " branch"]
+    action: Int64[Tensor, " branch"]
+    norm: Float[Tensor, " branch"]  # ‖C_a‖
+    branch: Int64[Tensor, " entry"]
+    coordinate: Int64[Tensor, " entry"]
+    value: Float[Tensor, " entry"]
+
+    @classmethod
+    def from_table(
+        cls,
+        table: PseudoActions,
+        weight: Float[Tensor, "cell reference"],
+        token: Int64[Tensor, " cell"],
+        row: Int64[Tensor, " cell"],
+        step: Int64[Tensor, " cell"],
+    ) -> "Coefficients":
+        """The coefficients from a table whose rows are the cells (row, step) of main trajectories with these tokens.
+
+        ``weight`` is w_k; branches whose terms add up to zero are left out.
+        """
+        if row.device.type == "cpu":
+            cell, action, norm, branch, coordinate, value = _collect_compiled(table, weight, token)
+        else:
+            cell, action, norm, branch, coordinate, value = _collect_torch(table, weight, token)
+        return cls(row[cell], step[cell], action, norm, branch, coordinate, value)
+
+    @classmethod
+    def join(cls, parts: "list[Coefficients]") -> "Coefficients":
+        offsets = torch.tensor([0, *(len(part.row) for part in parts)]).cumsum(0).tolist()
+        return cls(
+            row=torch.cat([p.row for p in parts]),
+            step=torch.cat([p.step for p in parts]),
+            action=torch.cat([p.action for p in parts]),
+            norm=torch.cat([p.norm for p in parts]),
+            branch=torch.cat([p.branch + offset for p, offset in zip(parts, offsets[:-1], strict=True)]),
+            coordinate=torch.cat([p.coordinate for p in parts]),
+            value=torch.cat([p.value for p in parts]),
+        )
+
+    @classmethod
+    def mean(cls, parts: "list[Coefficients]", vocab: int) -> "Coefficients":
+        """The mean of several linear maps from rewards; a branch that a part does not have counts as zero."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls.join(parts)
+        steps = int(joined.step.max()) + 1 if len(joined.step) else 1
+        cell = joined.row * steps + joined.step
+        code = (cell * vocab + joined.action)[joined.branch] * vocab + joined.coordinate
+        cell, action, norm, branch, coordinate, value = _sums(code, joined.value / len(parts), vocab)
+        return cls(cell // steps, cell % steps, action, norm, branch, coordinate, value)
+
+
+_Collected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # cell, action, norm; branch, coordinate, value
+
+
+def _collect_torch(table: PseudoActions, weight: Tensor, token: Tensor) -> _Collected:
+    """Sort all terms, on any device."""
+    vocab = table.vocab
+    w = weight[table.row, table.reference]
+    cell = torch.cat([table.row, table.row])
+    action = torch.cat([table.action, table.default[table.row, table.reference]])
+    value = torch.cat([w, -w])
+    other = action != token[cell]
+    code = ((cell * vocab + action) * vocab + torch.cat([table.swap, table.swap]))[other]
+    return _sums(code, value[other], vocab)
+
+
+def _sums(code: Int64[Tensor, " term"], value: Float[Tensor, " term"], vocab: int) -> _Collected:
+    """The sums of terms with the same code, (cell · V + action) · V + coordinate."""
+    entry_code, entry = code.unique(return_inverse=True)
+    total = value.new_zeros(len(entry_code)).index_add_(0, entry, value)
+    # The codes ascend, so equal ones are consecutive.
+    branch_code, branch = torch.unique_consecutive(entry_code // vocab, return_inverse=True)
+    # ‖C_a‖² of the centred coefficients: Σ S² − (Σ S)² / V, in double precision because the two may nearly cancel; if
+    # they cancel up to the rounding of S, the branch is left out.
+    zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
+    squares = zeros.index_add(0, branch, total.double() ** 2)
+    centred = squares - zeros.index_add(0, branch, total.double()) ** 2 / vocab
+    kept = centred > _ROUNDING * squares
+    used = kept[branch] & (total != 0)
+    return (
+        branch_code[kept] // vocab,
+        branch_code[kept] % vocab,
+        centred[kept].sqrt().to(total.dtype),
+        (kept.cumsum(0) - 1)[branch[used]],
+        entry_code[used] % vocab,
+        total[used],
+    )
+
+
+def _collect_compiled(table: PseudoActions, weight: Tensor, token: Tensor) -> _Collected:
+    """Fill a bucket for each action, cell by cell."""
+    # The search visits rows in order, so the entries of a row are consecutive.
+    starts = np.searchsorted(table.row.numpy(), np.arange(len(token) + 1))
+    arrays = (table.reference, table.swap, table.action, table.default, weight, token)
+    sums = _bucket(starts, *(array.numpy() for array in arrays), table.vocab)  # pyright: ignore[reportCallIssue]
+    cell, action, norm, branch, coordinate, value = map(torch.from_numpy, sums)
+    return cell, action, norm.to(weight.dtype), branch, coordinate, value
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _bucket(starts, reference, swap, action, default, weight, token, vocab):
+    cells, terms = len(starts) - 1, 2 * len(action)
+    branch_cell, branch_action = np.empty(terms, np.int64), np.empty(terms, np.int64)
+    norm = np.empty(terms, np.float64)
+    branch, coordinate, value = np.empty(terms, np.int64), np.empty(terms, np.int64), np.empty(terms, weight.dtype)
+    largest = 0
+    for c in range(cells):
+        largest = max(largest, starts[c + 1] - starts[c])
+    # For the current cell: the number of terms of each action, then the end of its bucket; and the buckets.
+    count = np.zeros(vocab, np.int64)
+    actions = np.empty(min(vocab, 2 * largest), np.int64)
+    bucket_swap, bucket_value = np.empty(2 * largest, np.int64), np.empty(2 * largest, np.float64)
+    # For the current bucket: the sum at each coordinate, and which coordinates have terms.
+    total, seen = np.zeros(vocab, np.float64), np.zeros(vocab, np.bool_)
+    touched = np.empty(vocab, np.int64)
+    branches, entries = 0, 0
+    for c in range(cells):
+        taken, distinct = token[c], 0
+        for e in range(starts[c], starts[c + 1]):
+            for a in (action[e], default[c, reference[e]]):
+                if a != taken:
+                    if count[a] == 0:
+                        actions[distinct] = a
+                        distinct += 1
+                    count[a] += 1
+        ordered = np.sort(actions[:distinct])
+        end = 0
+        for a in ordered:
+            end += count[a]
+            count[a] = end
+        for e in range(starts[c], starts[c + 1]):
+            w = weight[c, reference[e]]
+            for a, term in ((action[e], w), (default[c, reference[e]], -w)):
+                if a != taken:
+                    count[a] -= 1  # from the end of the bucket to its start
+                    bucket_swap[count[a]], bucket_value[count[a]] = swap[e], term
+        for i in range(distinct):
+            a = ordered[i]
+            stop = count[ordered[i + 1]] if i + 1 < distinct else end
+            used = 0
+            for t in range(count[a], stop):
+                m = bucket_swap[t]
+                if not seen[m]:
+                    seen[m] = True
+                    touched[used] = m
+                    used += 1
+                total[m] += bucket_value[t]
+            squares, plain = 0.0, 0.0
+            for m in touched[:used]:
+                squares += total[m] * total[m]
+                plain += total[m]
+            centred = squares - plain * plain / vocab
+            if centred > _ROUNDING * squares:
+                branch_cell[branches], branch_action[branches] = c, a
+                norm[branches] = np.sqrt(centred)
+                for m in touched[:used]:
+                    if total[m] != 0:
+                        branch[entries], coordinate[entries], value[entries] = branches, m, total[m]
+                        entries += 1
+                branches += 1
+            for m in touched[:used]:
+                total[m], seen[m] = 0.0, False
+        for a in ordered:
+            count[a] = 0
+    return (
+        branch_cell[:branches].copy(),
+        branch_action[:branches].copy(),
+        norm[:branches].copy(),
+        branch[:entries].copy(),
+        coordinate[:entries].copy(),
+        value[:entries].copy(),
+    )
+
+
+# Steps are processed in chunks of at most this many random numbers.
 _CHUNK = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class ARS(Branching):
-    """ARS-K; with ``references=None`` all V of them: ARSM.
+    """ARS-K; ARSM, with all V references, if ``references`` is None.
 
-    Unbiased with the defaults, for any ``references``, ``draws``, ``completions``, ``budget`` and ``samples``. Greedy
-    main or greedy pseudo trajectories, which the paper offers too, are biased.
+    Unbiased with the defaults, for any ``references``, ``draws``, ``completions``, ``budget`` and ``samples``. The
+    paper's options of greedy main or pseudo trajectories are biased.
     """
 
-    called = "ARS"
+    names = ("arsm", "ars", "ars-k")
+    title = "ARS"
+    number = "references"
+    heads = ("softmax",)
 
     references: int | None = None
-    """How many references K; None for all V."""
+    """The number of references K; None for all V."""
     shared_references: bool = False
     """One set of references for all rows of a batch at a step, as in the paper's code, instead of one for each row."""
     draws: int = 1
-    """How many draws of π, given the tokens that were sampled, the coefficients are averaged over. 1: the π that chose
-    the token. More of them find more pseudo-actions, so that a ``budget`` should go with them."""
+    """The number of draws of π given the sampled tokens over which coefficients are averaged; the first is the π that
+    chose the tokens. More draws give more pseudo-actions, so set a ``budget``, too."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.references is not None and self.references < 1:
-            raise InputError(f"ARS needs references ≥ 1, not {self.references}")
-        if self.draws < 1:
-            raise InputError(f"ARS needs draws ≥ 1, not {self.draws}")
+        self.check_options(completions=1, budget=1, samples=1, references=1, draws=1)
         if self.draws > 1 and self.main == "greedy":
-            raise InputError(f'ARS needs main to be "sample" for draws = {self.draws}: no π has chosen a greedy token')
+            raise InputError(f"ARS with draws = {self.draws} needs main = sample: no π chose a greedy token")
+
+    @classmethod
+    def from_name(cls, name: str, **options: Any) -> "ARS":
+        """``ars`` without a number has one reference."""
+        return cls(**(options if name == "arsm" else {"references": 1, **options}))
+
+    @property
+    def label(self) -> str:
+        return "ARSM" + super().label.removeprefix("ARS") if self.references is None else super().label
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
-        if trajectories.decisions is not None:
-            raise InputError("ARS compares all tokens of a softmax; for a policy whose head is a tree there is bt-arsm")
+        self.check_head(trajectories.head)
         coefficients = self._coefficients(trajectories, noise)
         kept, weight = self.spend(coefficients.norm, coefficients.row, trajectories, noise)
         return _contrasts(coefficients, kept, weight, trajectories, self)
 
     def _coefficients(self, trajectories: Trajectories, noise: Noise) -> Coefficients:
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
-        numbers = trajectories.logits.shape[-1] * self.draws  # for each step
+        numbers = trajectories.logits.shape[-1] * self.draws  # per step
         parts = [
-            self._coefficients_of(trajectories, noise, rows[chunk], steps[chunk])
+            self._chunk_coefficients(trajectories, noise, rows[chunk], steps[chunk])
             for chunk in torch.arange(len(rows), device=rows.device).split(max(1, _CHUNK // numbers))
         ]
         return Coefficients.join(parts)
 
-    def _coefficients_of(
+    def _chunk_coefficients(
         self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
     ) -> Coefficients:
         logits, token = trajectories.logits[rows, steps], trajectories.tokens[rows, steps]
@@ -84,7 +282,7 @@ class ARS(Branching):
             pi = _pi(draw, logits, trajectories, noise, rows, steps)
             table = pseudo_actions(logits, pi, references)
             weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
-            parts.append(Coefficients.of(table, weight, token, rows, steps))
+            parts.append(Coefficients.from_table(table, weight, token, rows, steps))
         return Coefficients.mean(parts, vocab)
 
     def _references(
@@ -115,7 +313,7 @@ def _pi(
     rows: Int64[Tensor, " cell"],
     steps: Int64[Tensor, " cell"],
 ) -> Float[Tensor, "cell vocab"]:
-    """Draw 0 is the π that chose the tokens; the others are what it might as well have been."""
+    """Draw 0 is the π that chose the tokens; the others are draws given that it chose them."""
     if draw == 0:
         return dirichlet(trajectories.keys[rows], steps, logits.shape[1], logits.dtype)
     keys = noise.keys(trajectories.examples[rows], REDRAW, trajectories.samples[rows], draw)
@@ -129,7 +327,7 @@ def _contrasts(
     trajectories: Trajectories,
     options: ARS,
 ) -> ContrastPlan:
-    """Write the kept branches and their coefficients as contrasts with the main trajectory."""
+    """The kept branches and their coefficients as contrasts with the main trajectories."""
     mains = len(trajectories.tokens)
     number = torch.full((len(coefficients.row),), -1, dtype=torch.int64, device=kept.device)
     number[kept] = torch.arange(len(kept), device=kept.device)

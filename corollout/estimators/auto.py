@@ -1,4 +1,4 @@
-"""The estimator that is best at the moment, among a few."""
+"""AUTO: whichever of a few estimators is best at the moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.estimators.estimator import Adaptive, Estimator
 from corollout.estimators.pairs import Pairs
-from corollout.estimators.plans import Adaptive, Estimator, Logits, Plan, Rewards
+from corollout.estimators.plans import Logits, Plan, Rewards
 from corollout.estimators.score import RLOO, Reinforce
 from corollout.estimators.sets import UnorderedSet
 from corollout.noise import Noise
 from corollout.types import Sampler, Trajectories
 
 
-def short_list() -> dict[str, Estimator]:
-    """Candidates for every kind of head, all of them unbiased."""
+def default_candidates() -> dict[str, Estimator]:
+    """Unbiased estimators for every head."""
     return {
         "reinforce:baseline=fitted": Reinforce("fitted"),
         "rloo-4:baseline=fitted": RLOO(4, "fitted"),
@@ -28,28 +29,29 @@ def short_list() -> dict[str, Estimator]:
 
 
 @dataclass(frozen=True)
-class Auto:
-    """One of some candidates, by name. A trainer probes all of them at the start and now and then, and takes the one
-    with the least variance × seconds. Unbiased if they are: the choice knows nothing of the estimates to come.
+class Auto(Adaptive):
+    """One of several candidates. The trainer probes all of them at the start and from time to time, and uses the one
+    with the least variance × seconds. Unbiased if they are: the choice does not depend on later estimates.
     """
 
+    names = ("auto",)
+    title = "AUTO"
+    chooses_estimators = True
+
     every: int = 1000
-    """Updates after which candidates are probed again; then after twice as many, and so on."""
+    """The number of updates after which candidates are probed again; then after twice as many, and so on."""
     estimates: int = 6
-    """Gradient estimates of each candidate in a probe; those that are far behind make fewer."""
-    candidates: Mapping[str, Estimator] = field(default_factory=short_list, repr=False)
+    """Gradient estimates of each candidate in a probe; candidates that are far behind make fewer."""
+    candidates: Mapping[str, Estimator] = field(default_factory=default_candidates, repr=False)
     chosen: str = field(default="", repr=False)
-    """The candidate in use; the first, if none was chosen yet."""
+    """The name of the candidate in use; empty for the first."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise InputError(f"auto needs every ≥ 1, not {self.every}")
-        if self.estimates < 2:
-            raise InputError(f"auto needs estimates ≥ 2, not {self.estimates}: one has no variance")
+        self.check_options(every=1, estimates=2)
         if not self.candidates:
-            raise InputError("auto needs at least one candidate")
+            raise InputError("AUTO needs at least one candidate")
         if self.chosen and self.chosen not in self.candidates:
-            raise InputError(f"auto has no candidate {self.chosen!r}; it has {', '.join(self.candidates)}")
+            raise InputError(f"AUTO has no candidate {self.chosen!r}; it has {', '.join(self.candidates)}")
 
     @property
     def name(self) -> str:
@@ -67,7 +69,7 @@ class Auto:
         return self.current.plan(trajectories, noise)
 
     def is_due(self, updates: int) -> bool:
-        """Whether to probe before the next update: at the start, after ``every``, after twice as many, …"""
+        """Whether to probe before the next update: at the start, after ``every`` updates, after twice as many, …"""
         times, rest = divmod(updates, self.every)
         return updates == 0 or (rest == 0 and times & (times - 1) == 0)
 
@@ -77,24 +79,24 @@ class Auto:
         return self.with_candidate(self.name, self.current.updated(plan, rewards, logits))
 
     def with_candidate(self, name: str, estimator: Estimator) -> "Auto":
-        """The same with another estimator of that name."""
+        """A copy with another estimator for a candidate."""
         return replace(self, candidates={**self.candidates, name: estimator})
 
     def state_dict(self) -> dict[str, Tensor]:
-        learned = {
+        states = {
             f"{name}/{key}": tensor
             for name, candidate in self.candidates.items()
             if isinstance(candidate, Adaptive)
             for key, tensor in candidate.state_dict().items()
         }
-        return {_CHOSEN: torch.tensor(list(self.candidates).index(self.name)), **learned}
+        return {_CHOSEN: torch.tensor(list(self.candidates).index(self.name)), **states}
 
-    def load_state_dict(self, memory: dict[str, Tensor]) -> "Auto":
+    def load_state_dict(self, state: dict[str, Tensor]) -> "Auto":
         candidates = {}
         for name, candidate in self.candidates.items():
-            own = {key.removeprefix(f"{name}/"): value for key, value in memory.items() if key.startswith(f"{name}/")}
-            candidates[name] = candidate.load_state_dict(own) if isinstance(candidate, Adaptive) else candidate
-        return replace(self, candidates=candidates, chosen=list(candidates)[int(memory[_CHOSEN])])
+            part = {key.removeprefix(f"{name}/"): value for key, value in state.items() if key.startswith(f"{name}/")}
+            candidates[name] = candidate.load_state_dict(part) if isinstance(candidate, Adaptive) else candidate
+        return replace(self, candidates=candidates, chosen=list(candidates)[int(state[_CHOSEN])])
 
 
-_CHOSEN = "chosen"  # the number of the candidate in use, in a memory
+_CHOSEN = "chosen"  # in a state: the index of the candidate in use

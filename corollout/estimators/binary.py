@@ -5,10 +5,10 @@ With a Bernoulli logit φ and π ~ U(0, 1), the true bit is 1[π < σ(φ)] and t
     ARM      g = (r(true) − r(pseudo)) (½ − π)                                          (Yin, Zhou 2019)
     DisARM   g = ½ (r(true) − r(pseudo)) (−1)^pseudo 1[true ≠ pseudo] σ(|φ|)            (Dong, Mnih, Tucker 2020)
 
-DisARM is ARM with π integrated out given the two bits: the same two rewards, always less variance.
+DisARM is ARM with π integrated out given the two bits: the same two rewards, never more variance.
 
-A binary variable is here a vocabulary of two, φ = φ_1 − φ_0, and π is the coordinate π_1 of Dirichlet(1, 1): then the
-true bit is argmin (ln π − φ), the token that was drawn, and ARM is ARSM.
+Here a binary variable is a vocabulary of two with φ = φ_1 − φ_0, and π is the coordinate π_1 of Dirichlet(1, 1): then
+the true bit is argmin (ln π − φ), the token that was drawn, and ARM is ARSM.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,19 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.estimators.estimator import Estimator
 from corollout.estimators.plans import ContrastPlan
 from corollout.noise import Noise, dirichlet
 from corollout.types import Branches, Sampler, Trajectories
 
 
 def arm_weight(phi: Float[Tensor, " cell"], pi: Float[Tensor, " cell"]) -> Float[Tensor, " cell"]:
-    """What ARM multiplies r(true) − r(pseudo) with: ½ − π."""
+    """The factor of r(true) − r(pseudo) in ARM: ½ − π."""
     return 0.5 - pi
 
 
 def disarm_weight(phi: Float[Tensor, " cell"], pi: Float[Tensor, " cell"]) -> Float[Tensor, " cell"]:
-    """What DisARM multiplies r(true) − r(pseudo) with, if the bits differ: ½ (−1)^pseudo σ(|φ|)."""
+    """The factor of r(true) − r(pseudo) in DisARM where the bits differ: ½ (−1)^pseudo σ(|φ|)."""
     sign = 1 - 2 * pseudo_bit(phi, pi).to(phi.dtype)
     return 0.5 * sign * phi.abs().sigmoid()
 
@@ -39,28 +40,28 @@ def pseudo_bit(phi: Float[Tensor, " cell"], pi: Float[Tensor, " cell"]) -> Int64
 
 
 @dataclass(frozen=True)
-class ARM:
-    """ARM for sequences of bits: where the pseudo bit differs, one branch. Unbiased."""
+class ARM(Estimator):
+    """ARM for sequences of bits: one branch where the pseudo bit differs. Unbiased."""
 
-    samples: int = 1
+    names = ("arm",)
+    title = "ARM"
+    heads = ("softmax",)
     weight = staticmethod(arm_weight)
 
+    samples: int = 1
+
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InputError(f"{type(self).__name__} needs samples ≥ 1, not {self.samples}")
+        self.check_options(samples=1)
 
     @property
     def sampler(self) -> Sampler:
         return Sampler("sample", self.samples)
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
+        self.check_head(trajectories.head)
         vocab = trajectories.logits.shape[-1]
-        if trajectories.decisions is not None:
-            raise InputError(
-                f"{type(self).__name__} is for a softmax over two tokens; a tree has bt-arsm and bt-disarm"
-            )
         if vocab != 2:
-            raise InputError(f"{type(self).__name__} is for binary variables: V must be 2, not {vocab}; use arsm")
+            raise InputError(f"{self.title} is for binary variables: V must be 2, not {vocab}; use arsm")
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         logits = trajectories.logits[rows, steps]
         phi = logits[:, 1] - logits[:, 0]
@@ -69,14 +70,13 @@ class ARM:
         pseudo = pseudo_bit(phi, pi)
         differ = (true != pseudo).nonzero().squeeze(1)
         row, step = rows[differ], steps[differ]
-        number = len(trajectories.tokens) + torch.arange(len(differ), device=rows.device)
         return ContrastPlan(
             branches=Branches.of(row, step, pseudo[differ]),
             row=row,
             step=step,
             token=torch.ones_like(row),
             plus=row,
-            minus=number,
+            minus=len(trajectories.tokens) + torch.arange(len(differ), device=rows.device),
             # Centring turns w e_1 into (−w/2, w/2), and d/dφ_1 = −d/dφ_0 = d/dφ.
             weight=2 * self.weight(phi, pi)[differ] / self.samples,
             centre="uniform",
@@ -87,4 +87,6 @@ class ARM:
 class DisARM(ARM):
     """DisARM for sequences of bits: ARM's branches, less variance. Unbiased."""
 
+    names = ("disarm",)
+    title = "DisARM"
     weight = staticmethod(disarm_weight)

@@ -1,17 +1,17 @@
-"""An exact rollout budget: how to keep N of many branches so that the gradient stays unbiased."""
+"""A rollout budget: keep exactly N of many branches so that the gradient stays unbiased."""
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-# A probability this close to one counts as one: it keeps two ticks out of one interval despite rounding.
+# A probability this close to 1 counts as 1, so that rounding never puts two ticks into one interval.
 _CERTAIN = 1 - 1e-9
 
 
 def keep_probabilities(sizes: Float[Tensor, " branch"], count: int) -> Float[Tensor, " branch"]:
     """s_a = min(1, c · size_a), with c such that they add up to ``count`` (all are 1 if there are no more branches).
 
-    A branch that has no size is as likely as the smallest that has one: no probability may be zero.
+    A branch of size zero is as likely as the smallest of positive size: no probability may be zero.
     """
     sizes = sizes.double()
     if count >= len(sizes):
@@ -21,10 +21,10 @@ def keep_probabilities(sizes: Float[Tensor, " branch"], count: int) -> Float[Ten
     elif not sizes.min() > 0:
         sizes = torch.where(sizes > 0, sizes, sizes[sizes > 0].min())
     sizes = sizes / sizes.max()
-    # From the largest on: the first i are certain if what is left for the others would still give the next one ≥ 1.
-    # No more than ``count`` can be; all others only count with their sum.
-    largest, where = sizes.topk(count)
-    tail = largest.flip(0).cumsum(0).flip(0) + sizes.scatter(0, where, 0.0).sum()
+    # From the largest on, a branch is certain as long as its share of the remaining budget is at least 1. At most
+    # ``count`` branches are; of the others, only the sum matters.
+    largest, index = sizes.topk(count)
+    tail = largest.flip(0).cumsum(0).flip(0) + sizes.scatter(0, index, 0.0).sum()
     left = count - torch.arange(count, device=sizes.device)
     certain = int((left * largest >= _CERTAIN * tail).long().cumprod(0).sum())
     if certain == count:
@@ -35,13 +35,15 @@ def keep_probabilities(sizes: Float[Tensor, " branch"], count: int) -> Float[Ten
 
 
 def systematic_sample(probabilities: Float[Tensor, " branch"], start: Float[Tensor, ""]) -> Int64[Tensor, " kept"]:
-    """Positions kept by systematic sampling: a comb of spacing 1, shifted by ``start`` in (0, 1), on the cumulated
-    probabilities. Each is kept with its probability, and their number is the sum of the probabilities, exactly."""
+    """The indices kept by systematic sampling: ticks at ``start``, ``start`` + 1, … on the cumulative probabilities.
+
+    Each branch is kept with its probability, and exactly as many are kept as the probabilities add up to.
+    """
     certain = probabilities == 1
-    # What is certain has no width here: no tick meets it.
-    cumulated = torch.where(certain, 0.0, probabilities).cumsum(0)
-    total = cumulated[-1:]
-    comb = start.to(cumulated.dtype) + torch.arange(round(float(total.sum())), device=cumulated.device)
-    last = torch.searchsorted(cumulated, total)
-    hit = torch.minimum(torch.searchsorted(cumulated, comb, right=True), last)
+    # Certain branches have no width here: no tick hits them.
+    cumulative = torch.where(certain, 0.0, probabilities).cumsum(0)
+    total = cumulative[-1:]
+    ticks = start.to(cumulative.dtype) + torch.arange(round(float(total.sum())), device=cumulative.device)
+    last = torch.searchsorted(cumulative, total)
+    hit = torch.minimum(torch.searchsorted(cumulative, ticks, right=True), last)
     return torch.cat([certain.nonzero().squeeze(1), hit]).sort().values

@@ -1,19 +1,19 @@
-"""Budgeted branching: the gradient as a sum over pairs of actions, of which the branches that matter are rolled out.
+"""Budgeted branching: the gradient as a sum over pairs of actions, in which only branches that matter are completed.
 
 For one token with probabilities p and z ~ p,
 
     g = Σ_{a≠z} ½ p_a (r(a) − r(z)) (e_a − e_z)
 
-is unbiased for the gradient in the logits: over z, each pair of actions is met twice with half its share. No noise but
-z's own is in it. Each branch a may be rolled out with any probability s_a > 0 and the weight 1/s_a; the s of all steps
-and contexts together are chosen under one budget. The variance for the tokens that they cost is least for
+is unbiased for the gradient in the logits: over z, each pair of actions occurs twice with half its share. The only
+noise is that of z. Each branch a may be completed with any probability s_a > 0 and the weight 1/s_a; the s of all steps
+and contexts are chosen together under one budget. The variance for the generated tokens is least for
 
     s_a ∝ ½ p_a √2 · ρ_a / √tokens,
 
-ρ_a being the root mean square of the difference in reward, of which earlier estimates tell, for branches as early and
-as likely, and tokens what is left of the main trajectory.
+where ρ_a is the root mean square of the difference in reward, as earlier estimates show it for branches that are as
+early and as likely, and tokens is the rest of the main trajectory.
 
-Where tokens are walks down a tree, actions are the two bits of each decision: with σ(φ) for the probability of bit 1,
+Where tokens are paths in a tree, actions are the two bits of each decision: with σ(φ) for the probability of bit 1,
 g = ½ (1 − p_z) (r(z) − r(opposite)) (±1).
 """
 
@@ -25,66 +25,69 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.branching import Branching
+from corollout.estimators.estimator import Adaptive, Branching
 from corollout.estimators.plans import ContrastPlan, Logits, Plan, Rewards
 from corollout.noise import Noise
 from corollout.types import Trajectories
 
-_PROBABILITIES = 8  # kinds of branches by probability: ½ to 1, ¼ to ½, …
-_STEPS, _PER_KIND = 8, 4  # kinds by step: the first four, the next four, …
-_DECAY = 0.9  # how much of what was learned before still counts after a batch
-_PRIOR = 4.0  # as many branches of each kind speak for the mean of all kinds
+# Branches of one kind have similar probabilities and steps.
+_PROBABILITIES = 8  # ½ to 1, ¼ to ½, …
+_STEPS, _STEP_WIDTH = 8, 4  # the first four steps, the next four, …
+_DECAY = 0.9  # the weight of earlier differences after each batch
+_PRIOR = 4.0  # branches with the mean of all kinds that are added to each kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairsPlan(ContrastPlan):
-    """Contrasts of branches with their main trajectories, and which kind of branch each is."""
+    """Contrasts of branches with their main trajectories, and the kind of each branch."""
 
     kinds: Int64[Tensor, " branch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(Branching):
+class Pairs(Branching, Adaptive):
     """Budgeted branching. Unbiased for any ``per_step``, ``budget``, ``completions`` and ``samples``."""
 
-    called = "budgeted branching"
+    names = ("pairs",)
+    title = "PAIRS"
+    number = "per_step"
 
     per_step: float | int = 1.0
-    """Branches for each token of the main trajectories, on average; where ``budget`` is given, that counts instead."""
+    """The mean number of branches per token of the main trajectories, unless ``budget`` is given."""
     gaps: Float[Tensor, "2 kind"] | None = field(default=None, repr=False, compare=False)
-    """Of each kind of branch, how many were seen and the sum of their squared differences in reward."""
+    """For each kind of branch: the number of branches so far, and the sum of their squared differences in reward."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.per_step > 0:
-            raise InputError(f"{self.called} needs per_step > 0, not {self.per_step}")
+            raise InputError(f"{self.title} needs per_step > 0, not {self.per_step}")
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> PairsPlan:
-        made = trajectories.decisions
-        row, step, token, share = _actions(trajectories) if made is None else _decisions(trajectories)
+        decisions = trajectories.decisions
+        row, step, token, share = _actions(trajectories) if decisions is None else _decisions(trajectories)
         kinds = _kinds(share, step)
         sizes = share * self._gap(kinds) / (trajectories.lengths[row] - step).sqrt()
-        kept, factor = self._funded(trajectories).spend(sizes, row, trajectories, noise)
+        kept, factor = self._with_budget(trajectories).spend(sizes, row, trajectories, noise)
         row, step, token = row[kept], step[kept], token[kept]
         weight = 0.5 * share[kept] * factor / (self.completions * self.samples)
         main = row.repeat(self.completions)
         branch = self.sources(len(kept), torch.arange(len(kept), device=row.device), len(trajectories.tokens))
         kinds = kinds[kept].repeat(self.completions)
-        if made is None:
-            # Each branch speaks for its own action and against the one that was taken.
-            own = trajectories.tokens[row, step]
-            sides = [(token, branch, main, weight), (own, main, branch, weight)]
-            begun = token
+        if decisions is None:
+            # A branch with more reward raises the logit of its action and lowers that of the token.
+            taken = trajectories.tokens[row, step]
+            sides = [(token, branch, main, weight), (taken, main, branch, weight)]
+            first = token
         else:
-            sign = 2 * made.bits[row, step, token].to(weight.dtype) - 1
+            sign = 2 * decisions.bits[row, step, token].to(weight.dtype) - 1
             sides = [(token, main, branch, sign * weight)]
-            begun = made.other[row, step, token]
+            first = decisions.other[row, step, token]
         copies = self.completions
         return PairsPlan(
-            branches=self.branches(row, step, begun),
+            branches=self.branches(row, step, first),
             row=main.repeat(len(sides)),
             step=step.repeat(copies * len(sides)),
-            token=torch.cat([at.repeat(copies) for at, _, _, _ in sides]),
+            token=torch.cat([logit.repeat(copies) for logit, _, _, _ in sides]),
             plus=torch.cat([plus for _, plus, _, _ in sides]),
             minus=torch.cat([minus for _, _, minus, _ in sides]),
             weight=torch.cat([value.repeat(copies) for _, _, _, value in sides]),
@@ -96,27 +99,27 @@ class Pairs(Branching):
         assert isinstance(plan, PairsPlan)
         mains = len(rewards) - len(plan.kinds)
         square = (rewards[mains:] - rewards[plan.branches.parent]).double() ** 2
-        seen = (~square.isnan()).double()
-        new = torch.stack([seen, square.nan_to_num(0.0)])
+        count = (~square.isnan()).double()
+        new = torch.stack([count, square.nan_to_num(0.0)])
         total = new.new_zeros(2, _PROBABILITIES * _STEPS).index_add_(1, plan.kinds, new)
         return replace(self, gaps=total if self.gaps is None else _DECAY * self.gaps + total)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {} if self.gaps is None else {"gaps": self.gaps}
 
-    def load_state_dict(self, memory: dict[str, Tensor]) -> "Pairs":
-        return replace(self, gaps=memory.get("gaps"))
+    def load_state_dict(self, state: dict[str, Tensor]) -> "Pairs":
+        return replace(self, gaps=state.get("gaps"))
 
     def _gap(self, kinds: Int64[Tensor, " branch"]) -> Float[Tensor, " branch"]:
-        """ρ of some kinds of branches, relative to all; each is moved towards the mean by a few branches' worth."""
+        """ρ of some kinds of branches, relative to all kinds and shrunk towards their mean."""
         if self.gaps is None or not float(self.gaps[1].sum()) > 0:
             return torch.ones(len(kinds), dtype=torch.float64, device=kinds.device)
-        seen, squares = self.gaps
-        relative = (squares / (squares.sum() / seen.sum()) + _PRIOR) / (seen + _PRIOR)
+        count, squares = self.gaps
+        relative = (squares / (squares.sum() / count.sum()) + _PRIOR) / (count + _PRIOR)
         return relative.sqrt()[kinds]
 
-    def _funded(self, trajectories: Trajectories) -> "Pairs":
-        """The options with a budget, whether it was given or follows from ``per_step``."""
+    def _with_budget(self, trajectories: Trajectories) -> "Pairs":
+        """A copy with the budget that follows from ``per_step``, if none is given."""
         if self.budget is not None:
             return self
         pools = 1 if self.budget_per == "update" else int(trajectories.contexts.max()) + 1
@@ -125,14 +128,14 @@ class Pairs(Branching):
 
 def _kinds(share: Float[Tensor, " branch"], step: Int64[Tensor, " branch"]) -> Int64[Tensor, " branch"]:
     """The kind of each branch, by the probability of its action and by its step."""
-    likely = (-share.log2()).clamp(0, _PROBABILITIES - 1).long()
-    return likely * _STEPS + (step // _PER_KIND).clamp(max=_STEPS - 1)
+    halvings = (-share.log2()).clamp(0, _PROBABILITIES - 1).long()
+    return halvings * _STEPS + (step // _STEP_WIDTH).clamp(max=_STEPS - 1)
 
 
 def _actions(
     trajectories: Trajectories,
 ) -> tuple[Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]]:
-    """Row, step, action and probability of all actions but those that were taken."""
+    """Row, step, action and probability of all actions that were not taken."""
     rows, steps = trajectories.mask.nonzero(as_tuple=True)
     p = trajectories.logits[rows, steps].double().softmax(1)
     p.scatter_(1, trajectories.tokens[rows, steps][:, None], 0.0)
@@ -146,9 +149,9 @@ def _decisions(
     trajectories: Trajectories,
 ) -> tuple[Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]]:
     """Row, step and depth of all decisions, and the probability of the bit that was not taken."""
-    made = trajectories.decisions
-    assert made is not None
-    row, step, depth = (made.there & trajectories.mask[:, :, None]).nonzero(as_tuple=True)
+    decisions = trajectories.decisions
+    assert decisions is not None
+    row, step, depth = (decisions.valid & trajectories.mask[:, :, None]).nonzero(as_tuple=True)
     phi = trajectories.logits[row, step, depth].double()
-    taken = made.bits[row, step, depth]
+    taken = decisions.bits[row, step, depth]
     return row, step, depth, torch.where(taken, -phi, phi).sigmoid()

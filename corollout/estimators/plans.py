@@ -1,65 +1,34 @@
-"""Plans: which branches to roll out, and the linear map from rewards to the gradient, known before any reward is.
+"""Plans: which branches to complete, and how rewards become a gradient.
 
-Sources of reward are numbered: the main trajectories first, then the branches. A reward that is NaN was skipped by
-the reward function; whatever depends on it contributes nothing.
+Rewards are numbered by their source: the main trajectories first, then the branches. A reward of NaN was skipped by the
+reward function; terms that depend on it contribute nothing.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from corollout.estimators.baselines import Evidence, Fit, inner_products, shrunk
-from corollout.noise import Noise
-from corollout.types import Branches, Decisions, Sampler, Trajectories
+from corollout.estimators.baselines import Evidence, Fit, inner_products, shrunk_baseline
+from corollout.types import Branches, Decisions, Trajectories
 
 Rewards = Float[Tensor, " source"]
 Logits = Float[Tensor, "row step vocab"]
 
-_LEAST_DEVIATION = 1e-4  # what keeps a group of equal rewards from being divided by nothing
+_LEAST_DEVIATION = 1e-4  # added to standard deviations: rewards of a group may all be equal
 
 
 @runtime_checkable
 class Plan(Protocol):
-    """What an estimator decides after sampling and before any reward."""
+    """What an estimator decides after sampling and before any reward is known."""
 
     @property
     def branches(self) -> Branches: ...
 
     def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
-        """The estimate of d E[reward] / d logits at the main trajectories; the rows of a context add up to its own."""
-        ...
-
-
-@runtime_checkable
-class Estimator(Protocol):
-    """An estimator says how main trajectories are drawn and makes a plan of them. Nothing else."""
-
-    @property
-    def sampler(self) -> Sampler: ...
-
-    def plan(self, trajectories: Trajectories, noise: Noise) -> Plan: ...
-
-
-@runtime_checkable
-class Adaptive(Estimator, Protocol):
-    """An estimator that learns from estimates it has made how to make later ones with less variance.
-
-    What it has learned is fixed while it makes the next estimate; so that one is as unbiased as with nothing learned.
-    """
-
-    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Adaptive":
-        """The estimator after an estimate, of which it made the plan."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What was learned so far, to be kept with a training's state."""
-        ...
-
-    def load_state_dict(self, memory: dict[str, Tensor]) -> "Adaptive":
-        """The estimator with what another one of its kind had learned."""
+        """The estimate of d E[reward] / d logits at the main trajectories, summed over the rows of a context."""
         ...
 
 
@@ -69,9 +38,9 @@ class ContrastPlan:
 
         S[row, step, token] = Σ weight · (r_plus − r_minus),    g = S − c Σ_v S_v,
 
-    where c is the policy p = softmax(φ) (then every entry multiplies a score e_v − p), uniform, 1/V, or nothing, 0.
-    Where tokens are walks down a tree, ``decisions`` are those of the main trajectories: "policy" then multiplies the
-    sum of a step's entries with the score of the main trajectory's own token, whatever ``token`` says.
+    where the centre c is the policy p = softmax(φ) (so that every entry multiplies a score e_v − p), uniform, 1/V, or
+    nothing, 0. Where tokens are paths in a tree, ``decisions`` are those of the main trajectories: "policy" then
+    multiplies the sum of a step's entries by the score of the main trajectory's token, whatever ``token`` is.
     """
 
     branches: Branches
@@ -88,8 +57,8 @@ class ContrastPlan:
         gap = rewards[self.plus] - rewards[self.minus]
         credit = self.weight.to(logits.dtype) * torch.where(gap.isnan(), 0.0, gap).to(logits.dtype)
         if self.centre == "policy" and self.decisions is not None:
-            of_step = logits.new_zeros(logits.shape[:2]).index_put_((self.row, self.step), credit, accumulate=True)
-            return of_step[:, :, None] * self.decisions.scores(logits)
+            per_step = logits.new_zeros(logits.shape[:2]).index_put_((self.row, self.step), credit, accumulate=True)
+            return per_step[:, :, None] * self.decisions.scores(logits)
         g = torch.zeros_like(logits).index_put_((self.row, self.step, self.token), credit, accumulate=True)
         if self.centre == "nothing":
             return g
@@ -106,8 +75,8 @@ class GroupPlan:
 
         g[row, step] = weight_row · (r_row − Σ_i share_i r_i / Σ_i share_i) · (e_token − p),
 
-    where i runs over the row's group, without the row itself if ``leave_one_out``; an empty sum is no baseline. If
-    ``normalised``, what is left of the rewards is divided by their standard deviation in the group.
+    where i runs over the row's group, without the row itself if ``leave_one_out``; without any i the baseline is 0. If
+    ``normalised``, the differences are divided by the standard deviation of the group's rewards.
     """
 
     trajectories: Trajectories
@@ -130,37 +99,38 @@ class GroupPlan:
         share = torch.where(skipped, 0.0, self.share.to(rewards.dtype))
         shared_reward = share * torch.where(skipped, 0.0, rewards)
         groups = int(self.group.max()) + 1 if len(self.group) else 0
-        empty = rewards.new_zeros(groups)
-        total_share = empty.index_add(0, self.group, share)[self.group]
-        total_reward = empty.index_add(0, self.group, shared_reward)[self.group]
+        zeros = rewards.new_zeros(groups)
+        total_share = zeros.index_add(0, self.group, share)[self.group]
+        total_reward = zeros.index_add(0, self.group, shared_reward)[self.group]
         if self.leave_one_out:
-            members = empty.index_add(0, self.group, (share > 0).to(share.dtype))[self.group]
-            # Counted, not judged by what subtraction leaves of the shares.
+            # Members are counted: total_share − share may differ from 0 by rounding.
+            members = zeros.index_add(0, self.group, (share > 0).to(share.dtype))[self.group]
             total_share = torch.where(members > 1, total_share - share, 0.0)
             total_reward = total_reward - shared_reward
         baseline = torch.where(total_share > 0, total_reward / total_share, 0.0)
         above = torch.where(skipped, 0.0, rewards - baseline)
         if not self.normalised:
             return above
-        square = empty.index_add(0, self.group, share * above**2)[self.group]
+        square = zeros.index_add(0, self.group, share * above**2)[self.group]
         return above / ((square / total_share.clamp(min=1)).sqrt() + _LEAST_DEVIATION)
 
 
 @dataclass(frozen=True)
 class SetPlan:
-    """A context's sequences, each one's reward against a weighted sum m_s = Σ_{s'} other_{ss'} r_{s'} of its context's:
+    """The sequences of each context, compared with weighted sums m_s = Σ_{s'} mix_{ss'} r_{s'} of its rewards:
 
         g[row, step] = weight_s · (r_s − m_s) · (e_token − p),
 
-    where ``baseline`` may put α + β m_s in the place of m_s, as other contexts and the ``past`` recommend. A context
-    one of whose rewards was skipped contributes nothing: all of its advantages depend on it.
+    where a "shrunk" or "fitted" ``baseline`` replaces m_s by α + β m_s, with α and β from other contexts and the
+    ``past``. All advantages of a context depend on all of its rewards: if one was skipped, the context contributes
+    nothing.
     """
 
     trajectories: Trajectories
-    table: Int64[Tensor, "context place"]  # rows of each context's sequences; −1 for none
-    weight: Float[Tensor, "context place"]
-    other: Float[Tensor, "context place other"]
-    baseline: Literal["own", "shrunk", "fitted"] = "own"
+    table: Int64[Tensor, "context member"]  # the rows of each context's sequences; −1 for none
+    weight: Float[Tensor, "context member"]
+    mix: Float[Tensor, "context member other"]
+    baseline: Literal["plain", "shrunk", "fitted"] = "plain"
     past: Evidence | None = None
 
     @property
@@ -168,53 +138,34 @@ class SetPlan:
         return Branches.none(self.table.device)
 
     def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
-        reward, own, sound = self._compared(rewards)
+        reward, baseline, valid = self._baselines(rewards)
         if self.baseline == "shrunk":
-            own = shrunk(reward, own, sound)
-        advantage = self.weight * (reward - own)
+            baseline = shrunk_baseline(reward, baseline, valid)
+        advantage = self.weight * (reward - baseline)
         if self.baseline == "fitted":
-            advantage = advantage - self._fit(reward, own, sound, logits).change(self.past)
-        there = (self.table >= 0) & sound[:, None]
-        of_row = torch.zeros(len(rewards), dtype=torch.float64, device=logits.device)
-        of_row[self.table[there]] = advantage[there]
-        return score_gradient(self.trajectories, of_row.to(logits.dtype), logits)
+            advantage = advantage - self._fit(reward, baseline, valid, logits).correction(self.past)
+        used = (self.table >= 0) & valid[:, None]
+        per_row = torch.zeros(len(rewards), dtype=torch.float64, device=logits.device)
+        per_row[self.table[used]] = advantage[used]
+        return score_gradient(self.trajectories, per_row.to(logits.dtype), logits)
 
     def evidence(self, rewards: Rewards, logits: Logits) -> Evidence:
         """What these rewards say about the best baseline."""
-        return self._fit(*self._compared(rewards), logits).evidence
+        return self._fit(*self._baselines(rewards), logits).evidence
 
-    def _compared(self, rewards: Rewards) -> tuple[Tensor, Tensor, Bool[Tensor, " context"]]:
-        """Rewards and the sums to compare them with, and which contexts have all of theirs."""
+    def _baselines(self, rewards: Rewards) -> tuple[Tensor, Tensor, Bool[Tensor, " context"]]:
+        """The rewards and the m_s of each context, and whether it has all of its rewards."""
         reward = torch.where(self.table >= 0, rewards[self.table.clamp(min=0)].double(), 0.0)
-        sound = ~reward.isnan().any(1)
-        reward = torch.where(sound[:, None], reward, 0.0)
-        return reward, (self.other @ reward[:, :, None]).squeeze(2), sound
+        valid = ~reward.isnan().any(1)
+        reward = torch.where(valid[:, None], reward, 0.0)
+        return reward, (self.mix @ reward[:, :, None]).squeeze(2), valid
 
-    def _fit(self, reward: Tensor, own: Tensor, sound: Tensor, logits: Logits) -> Fit:
+    def _fit(self, reward: Tensor, baseline: Tensor, valid: Tensor, logits: Logits) -> Fit:
         products = inner_products(self.trajectories, self.table, logits)
-        return Fit.of(self.weight, reward, own, products, sound)
+        return Fit.from_rewards(self.weight, reward, baseline, products, valid)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitting:
-    """What estimators have in common whose baseline may be fitted: they remember what earlier batches said of it."""
-
-    past: Evidence | None = field(default=None, repr=False, compare=False)
-
-    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Fitting":
-        if not isinstance(plan, SetPlan) or plan.baseline != "fitted":
-            return self
-        new = plan.evidence(rewards, logits)
-        return replace(self, past=new if self.past is None else self.past.then(new))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {} if self.past is None else dict(vars(self.past))
-
-    def load_state_dict(self, memory: dict[str, Tensor]) -> "Fitting":
-        return replace(self, past=Evidence(**memory) if memory else None)
-
-
-def by_context(trajectories: Trajectories, size: int) -> Int64[Tensor, "context place"]:
+def rows_by_context(trajectories: Trajectories, size: int) -> Int64[Tensor, "context member"]:
     """The rows of each context; −1 where it has fewer than ``size``."""
     contexts = trajectories.contexts
     count = int(contexts.max()) + 1 if len(contexts) else 0

@@ -1,15 +1,15 @@
-"""Pseudo-actions: what would have been drawn, had two coordinates of π been exchanged.
+"""Pseudo-actions: the actions that would have been drawn if two coordinates of π were swapped.
 
-With a = ln π and o_i = a_i − φ_i the true action is z = argmin_i o_i. Exchanging π_j and π_m changes two of the o's,
+With a = ln π and o_i = a_i − φ_i the true action is z = argmin_i o_i. Swapping π_j and π_m changes two of the o_i,
 
     o'_j = a_m − φ_j,   o'_m = a_j − φ_m,
 
-so the pseudo-action z^{m⇌j} is the least of these two and of the smallest o outside {j, m}. A table of all K · V of
+so the pseudo-action z^{m⇌j} is the argmin over these two and the smallest o outside {j, m}. A table of all K · V of
 them is nearly constant: for a reference j ≠ z the default is z, for j = z it is the runner-up, and an entry departs
-from it only if m = z, or a_j − φ_m ≤ o_z, or a_m − φ_j ≤ o_z. Over all V² pairs a few V entries do. They are found
-here by comparing sorted candidates, so that K references cost about a pass over the vocabulary and all V of them
-O(V log V), where the table costs K · V. On the CPU the search is a compiled loop; elsewhere it is made of PyTorch
-operations on blocks of rows. Both give the same entries.
+from its default only if m = z, or a_j − φ_m ≤ o_z, or a_m − φ_j ≤ o_z. Of all V² pairs only a few times V do. Comparing
+sorted candidates finds them, so that K references cost about one pass over the vocabulary and all V references
+O(V log V), where the table costs K · V. On the CPU the search is a compiled loop; elsewhere it consists of
+PyTorch operations on blocks of rows (``pseudo_torch``). Both give the same entries.
 
 Ties go to the smaller index, as in ``argmin``. Masked actions (φ = −inf) are never drawn.
 """
@@ -20,18 +20,12 @@ from typing import Any, no_type_check
 import numba
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.estimators.pseudo_torch import row_error, search_torch
 from corollout.row_threads import by_rows
-
-# Rows are treated in blocks of about this many numbers, so that temporaries stay in the cache.
-_BLOCK = 1 << 18
-# Compiled loops look at so many positions at a time.
-_STRIDE = 128
-# PyTorch treats so many numbers in one thread.
-_PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -54,13 +48,13 @@ class PseudoActions:
         return table
 
     def unique(self) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
-        """The different pseudo-actions of each row, as (row, action) in ascending order; z itself may be one."""
+        """The distinct pseudo-actions of each row, as (row, action) in ascending order; z may be one of them."""
         rows, k = self.default.shape
         departed = torch.zeros(rows * k, dtype=torch.int64, device=self.row.device)
         departed.index_add_(0, self.row * k + self.reference, torch.ones_like(self.row))
-        some_default = (departed < self.vocab).view(rows, k).nonzero()[:, 0]
-        defaults = self.default[(departed < self.vocab).view(rows, k)]
-        code = torch.cat([self.row * self.vocab + self.action, some_default * self.vocab + defaults]).unique()
+        used = (departed < self.vocab).view(rows, k)
+        default_code = used.nonzero()[:, 0] * self.vocab + self.default[used]
+        code = torch.cat([self.row * self.vocab + self.action, default_code]).unique()
         return code // self.vocab, code % self.vocab
 
 
@@ -71,19 +65,21 @@ def pseudo_actions(
 ) -> PseudoActions:
     """All pseudo-actions of each row, exactly (Algorithm 1 of the paper, appendix C).
 
-    ``pi`` is a draw from Dirichlet(1, …, 1) for each row; ``references`` are K different actions, the same for all
-    rows or K for each.
+    ``pi`` is a draw from Dirichlet(1, …, 1) for each row; ``references`` are K distinct actions, the same for all rows
+    or K for each row.
     """
-    references = _checked(logits, pi, references)
+    references = _check_inputs(logits, pi, references)
     logits, pi = logits.detach(), pi.detach()
     if logits.device.type == "cpu":
-        true, default, entries = _search_compiled(logits, pi.contiguous(), references)
+        bad, true, default, entries = search_compiled(logits, pi.contiguous(), references)
+        if bad >= 0:
+            raise row_error(bad, pi[bad].log())
     else:
-        true, default, entries = _search_torch(logits, pi.log(), references)
+        true, default, entries = search_torch(logits, pi.log(), references)
     return PseudoActions(logits.shape[1], true, references, default, *entries)
 
 
-def _checked(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
+def _check_inputs(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise InputError(f"logits must be of shape [rows, V] with V ≥ 1, not {list(logits.shape)}")
     rows, vocab = logits.shape
@@ -97,177 +93,51 @@ def _checked(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
         given = list(references.shape)[1:] if shared else list(references.shape)
         raise InputError(f"references must be of shape [K] or [rows, K] with K ≥ 1, not {given}")
     if references.shape[1] > vocab:
-        raise InputError(f"there are {references.shape[1]} references, but only V = {vocab} actions to choose from")
+        raise InputError(f"there are {references.shape[1]} references, but only V = {vocab} actions")
     ordered = references.sort(1).values
     if len(ordered) and (int(ordered[:, 0].min()) < 0 or int(ordered[:, -1].max()) >= vocab):
         raise InputError(f"references must be actions from 0 to {vocab - 1}")
     if bool((ordered.diff(dim=1) == 0).any()):
-        raise InputError("a reference stands twice in one row: references are drawn without replacement")
+        raise InputError("a reference occurs twice in a row: references must be distinct")
     return references.expand(rows, -1) if shared else references
 
 
-def _refused(row: int, a: Tensor) -> InputError:
-    """Why nothing can be drawn in a row that has this a = ln π."""
-    if not bool(a.isfinite().all()):
-        return InputError(f"pi of row {row} is not positive and finite: use a draw from Dirichlet(1, …, 1)")
-    return InputError(
-        f"the logits of row {row} contain NaN or +inf, or are all −inf: there is no distribution to draw from"
-    )
+# Rows are processed in blocks of about this many numbers, so that temporaries stay in the cache.
+_BLOCK = 1 << 18
+# Compiled loops look at this many positions at a time.
+_STRIDE = 128
+# PyTorch takes the logarithm of this many numbers in one thread.
+_PIECE = 1 << 15
 
 
-_Entries = tuple[Tensor, Tensor, Tensor, Tensor]  # row, reference, swap, action
-
-
-def _search_torch(phi: Tensor, a: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
-    """True actions, defaults and departing entries, on any device; a = ln π."""
-    size = max(1, _BLOCK // phi.shape[1])
-    blocks = [
-        _block(phi[i : i + size], a[i : i + size], references[i : i + size], i)
-        for i in range(0, max(len(phi), 1), size)
-    ]
-    true, default = torch.cat([block[0] for block in blocks]), torch.cat([block[1] for block in blocks])
-    row, reference, swap, action = (torch.cat([block[2][part] for block in blocks]) for part in range(4))
-    return true, default, (row, reference, swap, action)
-
-
-def _block(phi: Tensor, a: Tensor, references: Tensor, start: int) -> tuple[Tensor, Tensor, _Entries]:
-    vocab = phi.shape[1]
-    best, true = (a - phi).min(1)
-    bad = ~(best.isfinite() & (a.amax(1) < torch.inf))
-    if bad.any():
-        row = int(bad.nonzero()[0])
-        raise _refused(start + row, a[row])
-    if vocab == 1 or len(phi) == 0:
-        nothing = torch.empty(0, dtype=torch.int64, device=phi.device)
-        return true, torch.zeros_like(references), (nothing, nothing, nothing, nothing)
-    # "Rest" is everything but z: a masked action, as it were.
-    a_rest = a.scatter(1, true[:, None], torch.inf)
-    phi_rest = phi.scatter(1, true[:, None], -torch.inf)
-    second, runner_up = (a_rest - phi_rest).min(1)
-    alone = second == torch.inf  # nothing but z can be drawn
-    is_true = references == true[:, None]
-    default = torch.where(is_true & ~alone[:, None], runner_up[:, None], true[:, None])
-
-    def entries(row: Tensor, reference: Tensor, swap: Tensor) -> _Entries:
-        """Of the proposed entries, those that depart from their default, with their pseudo-actions."""
-        j = references[row, reference]
-        o_j = a[row, swap] - phi[row, j]
-        o_m = a[row, j] - phi[row, swap]
-        # The smallest o outside {j, m}. Where that would be the third, {j, m} = {z, runner-up} and one of the two
-        # exchanged values is no larger than it: rounding is monotone, so this holds in floating point too.
-        z, z2 = true[row], runner_up[row]
-        z_free = (z != j) & (z != swap)
-        z2_free = (z2 != j) & (z2 != swap)
-        other = torch.where(z_free, z, z2)
-        o_other = torch.where(z_free, best[row], torch.where(z2_free, second[row], torch.inf))
-        action = _least(o_j, j, o_m, swap)
-        action = _least(torch.minimum(o_j, o_m), action, o_other, other)
-        departs = action != default[row, reference]
-        return row[departs] + start, reference[departs], swap[departs], action[departs]
-
-    # References other than z, swapped with actions other than z: a_j − φ_m ≤ o_z or a_m − φ_j ≤ o_z.
-    a_reference, phi_reference = a_rest.gather(1, references), phi_rest.gather(1, references)
-    row_1, k_1, m_1 = _pairs(a_reference, phi_rest, best)
-    row_2, m_2, k_2 = _pairs(a_rest, phi_reference, best)
-    width = references.shape[1]
-    code = (torch.cat([row_1, row_2]) * width + torch.cat([k_1, k_2])) * vocab + torch.cat([m_1, m_2])
-    code = code.unique()
-    crossed = entries(code // (vocab * width), code // vocab % width, code % vocab)
-    # References other than z, swapped with z; and z as the reference, swapped with anything.
-    row, k = (~is_true).nonzero(as_tuple=True)
-    with_true = entries(row, k, true[row])
-    row, k = (is_true & ~alone[:, None]).nonzero(as_tuple=True)
-    swaps = torch.arange(vocab, device=phi.device).repeat(len(row))
-    from_true = entries(row.repeat_interleave(vocab), k.repeat_interleave(vocab), swaps)
-
-    row, k, m, action = (torch.cat(parts) for parts in zip(crossed, with_true, from_true, strict=True))
-    return true, default, (row, k, m, action)
-
-
-def _least(value_1: Tensor, index_1: Tensor, value_2: Tensor, index_2: Tensor) -> Tensor:
-    """The index of the smaller value; of equal ones, the smaller index."""
-    first = (value_1 < value_2) | ((value_1 == value_2) & (index_1 < index_2))
-    return torch.where(first, index_1, index_2)
-
-
-def _pairs(
-    x: Float[Tensor, "row left"], y: Float[Tensor, "row right"], limit: Float[Tensor, " row"]
-) -> tuple[Int64[Tensor, " pair"], Int64[Tensor, " pair"], Int64[Tensor, " pair"]]:
-    """Every (row, left, right) with x − y ≤ limit in floating point, and perhaps a few more.
-
-    An x that has no partner is left out by comparing it with the largest y, and the other way about; the rest is
-    sorted, so that the partners of each y are the first so-and-so-many of the x.
-    """
-    slack = 4 * torch.finfo(x.dtype).eps
-    lowest = x.amin(1)
-    bound = lowest - limit - slack * (lowest.abs() + limit.abs())
-    y_row, y_index, y_pad = _ragged(y, y >= bound[:, None], -torch.inf)
-    if len(y_row) == 0:
-        return y_row, y_row, y_row
-    highest = y_pad.amax(1)
-    bound = limit + highest + slack * (limit.abs() + highest.abs())
-    bound = torch.where(highest == -torch.inf, -torch.inf, bound)
-    x_row, x_index, x_pad = _ragged(x, x <= bound[:, None], torch.inf)
-    index_pad = torch.zeros(x_pad.shape, dtype=torch.int64, device=x.device)
-    index_pad[x_row, _position(x_row)] = x_index
-    x_pad, order = x_pad.sort(1)
-    threshold = limit[:, None] + y_pad + slack * (limit.abs()[:, None] + y_pad.abs())
-    threshold = torch.where(y_pad == -torch.inf, -torch.inf, threshold)
-    partners = torch.searchsorted(x_pad, threshold, right=True)[y_row, _position(y_row)]
-    right = torch.arange(len(y_row), device=x.device).repeat_interleave(partners)
-    row = y_row[right]
-    return row, index_pad[row, order[row, _position(right)]], y_index[right]
-
-
-def _ragged(
-    values: Float[Tensor, "row column"], mask: Bool[Tensor, "row column"], fill: float
-) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"], Float[Tensor, "row slot"]]:
-    """The masked entries as (row, column), and their values packed to the left of a narrower table."""
-    row, column = mask.nonzero(as_tuple=True)
-    slots = int(torch.bincount(row).max()) if len(row) else 0
-    packed = values.new_full((len(values), slots), fill)
-    packed[row, _position(row)] = values[row, column]
-    return row, column, packed
-
-
-def _position(group: Int64[Tensor, " item"]) -> Int64[Tensor, " item"]:
-    """The place of each item within its run of equal numbers; the numbers ascend."""
-    index = torch.arange(len(group), device=group.device)
-    if len(group) == 0:
-        return index
-    fresh = torch.ones_like(group, dtype=torch.bool)
-    fresh[1:] = group[1:] != group[:-1]
-    return index - torch.where(fresh, index, 0).cummax(0).values
-
-
-def _search_compiled(phi: Tensor, pi: Tensor, references: Tensor) -> tuple[Tensor, Tensor, _Entries]:
-    """The same as ``_search_torch``, from π itself, by a compiled loop over rows."""
+def search_compiled(
+    phi: Tensor, pi: Tensor, references: Tensor
+) -> tuple[int, Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The first invalid row or −1, true actions, defaults, and the entries (row, reference, swap, action)."""
     parts = by_rows(_search_rows, phi.shape[1], phi.numpy(), pi.numpy(), references.numpy())
-    found = [(start + first, *result) for start, part in parts for first, result in part]
-    for start, bad, *_ in found:
-        if bad >= 0:
-            raise _refused(start + bad, pi[start + bad].log())
-    true, default = (np.concatenate([result[i] for result in found]) for i in (2, 3))
-    row = np.concatenate([start + entries[0] for start, *_, entries in found])
-    reference, swap, action = (np.concatenate([entries[i] for *_, entries in found]) for i in (1, 2, 3))
-    columns = tuple(map(torch.from_numpy, (row, reference, swap, action)))
-    return torch.from_numpy(true), torch.from_numpy(default), (columns[0], columns[1], columns[2], columns[3])
+    results = [(start + first, *result) for start, part in parts for first, result in part]
+    bad = next((start + row for start, row, *_ in results if row >= 0), -1)
+    true, default = (torch.from_numpy(np.concatenate([result[i] for result in results])) for i in (2, 3))
+    row = np.concatenate([start + entries[0] for start, *_, entries in results])
+    columns = [row, *(np.concatenate([entries[i] for *_, entries in results]) for i in (1, 2, 3))]
+    row, reference, swap, action = map(torch.from_numpy, columns)
+    return bad, true, default, (row, reference, swap, action)
 
 
 def _search_rows(phi: np.ndarray, pi: np.ndarray, references: np.ndarray) -> list[tuple[int, Any]]:
-    """The loop, on blocks of rows whose logarithms stay in the cache; the first row of each block and its result."""
+    """The first row of each block and the result of its loop; the logarithms of a block stay in the cache."""
     size = max(1, _BLOCK // phi.shape[1])
     buffer = np.empty((min(size, len(phi)), phi.shape[1]), phi.dtype)
-    found = []
+    results = []
     for i in range(0, max(len(phi), 1), size):
         a = buffer[: len(pi[i : i + size])]
         _log_into(a, pi[i : i + size])
-        found.append((i, _loop(phi[i : i + size], a, references[i : i + size])))
-    return found
+        results.append((i, _loop(phi[i : i + size], a, references[i : i + size])))
+    return results
 
 
 def _log_into(out: np.ndarray, values: np.ndarray) -> None:
-    """PyTorch's logarithm, in pieces for which it wakes no threads: they would linger on the cores."""
+    """PyTorch's logarithm, in pieces so small that it starts no threads: they would keep the cores busy."""
     target, source = torch.from_numpy(out).view(-1), torch.from_numpy(values).view(-1)
     for i in range(0, len(source), _PIECE):
         torch.log(source[i : i + _PIECE], out=target[i : i + _PIECE])
@@ -299,7 +169,7 @@ def _write(table, count, row, k, m, action):
 @no_type_check
 @numba.njit(cache=True)
 def _with_room(table, count, more):
-    """The table, twice as long or longer if it has no room for so many more lines."""
+    """The table, at least twice as long if it has no room for ``more`` lines."""
     if count + more <= len(table):
         return table
     longer = np.empty((2 * len(table) + more, 4), np.int64)
@@ -310,11 +180,11 @@ def _with_room(table, count, more):
 @no_type_check
 @numba.njit(cache=True)
 def _two_smallest(a, phi):
-    """The two smallest o = a − φ of a row, and their places; an o of −inf if the row is not usable."""
+    """The two smallest o = a − φ of a row, and their indices; o = −inf if the row is invalid."""
     z, z2 = 0, 0
     o_z = o_z2 = a.dtype.type(np.inf)
     for start in range(0, len(a), _STRIDE):
-        # Most strides hold nothing new. Without a branch in it, this loop runs on many positions at once.
+        # Most strides contain nothing new. A loop without branches is vectorised.
         a_part, phi_part = a[start : start + _STRIDE], phi[start : start + _STRIDE]
         new = 0
         for i in range(len(a_part)):
@@ -334,8 +204,8 @@ def _two_smallest(a, phi):
 
 @no_type_check
 @numba.njit(cache=True)
-def _within(a, phi, phi_bound, a_bound, found):
-    """Write the positions where φ ≥ its bound or a ≤ its bound to ``found``; return how many there are."""
+def _within(a, phi, phi_bound, a_bound, out):
+    """Write the indices where φ ≥ its bound or a ≤ its bound to ``out``; return their number."""
     count = 0
     for start in range(0, len(a), _STRIDE):
         a_part, phi_part = a[start : start + _STRIDE], phi[start : start + _STRIDE]
@@ -345,7 +215,7 @@ def _within(a, phi, phi_bound, a_bound, found):
         if new:
             for m in range(start, start + len(a_part)):
                 if (phi[m] >= phi_bound) | (a[m] <= a_bound):
-                    found[count] = m
+                    out[count] = m
                     count += 1
     return count
 
@@ -353,7 +223,7 @@ def _within(a, phi, phi_bound, a_bound, found):
 @no_type_check
 @numba.njit(cache=True)
 def _order(values, limit, room):
-    """The positions of the values up to a limit, with room for rounding, in ascending order of the values."""
+    """The indices of the values up to a limit, with room for rounding, in ascending order of the values."""
     kept = np.nonzero(values <= limit + room)[0]
     return kept[np.argsort(values[kept])]
 
@@ -366,7 +236,7 @@ def _loop(phis, logs, references):
     true = np.zeros(rows, np.int64)
     default = np.zeros((rows, width), np.int64)
     table = np.empty((rows * 2 * width, 4), np.int64)
-    found = np.empty(vocab, np.int64)
+    buffer = np.empty(vocab, np.int64)
     count = 0
     bad = -1
     slack = 4 * np.finfo(phis.dtype).eps
@@ -400,7 +270,7 @@ def _loop(phis, logs, references):
         # Swaps with an m other than z: a_j − φ_m ≤ o_z needs a large φ_m, a_m − φ_j ≤ o_z a small a_m.
         phi_bound = phis.dtype.type(lowest_a - o_z - slack * (abs(lowest_a) + abs(o_z)))
         a_bound = phis.dtype.type(o_z + highest_phi + slack * (abs(highest_phi) + abs(o_z)))
-        candidates = found[: _within(a, phi, phi_bound, a_bound, found)]
+        candidates = buffer[: _within(a, phi, phi_bound, a_bound, buffer)]
         if len(candidates) > 1 or (len(candidates) == 1 and candidates[0] != z):
             top_phi, low_a = phi[candidates].max(), a[candidates].min()
             by_a = _order(a[js], o_z + top_phi, slack * (abs(o_z) + abs(top_phi)))
@@ -420,7 +290,7 @@ def _loop(phis, logs, references):
                     j = js[k]
                     if not a[m] - phi[j] <= o_z:
                         break
-                    if j != z and not a[j] - phi[m] <= o_z:  # else the loop above has it
+                    if j != z and not a[j] - phi[m] <= o_z:  # otherwise found by the loop above
                         action = _winner(a, phi, j, m, z, o_z, z2, o_z2)
                         if action != z:
                             count = _write(table, count, r, k, m, action)

@@ -1,7 +1,7 @@
-"""Score-function estimators: an advantage for each token times e_z − p. The paper's baselines, and RLOO."""
+"""Score-function estimators: an advantage for each token times e_z − p. The paper's baselines, RLOO and GRPO."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int64
@@ -9,26 +9,42 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators.baselines import Evidence
-from corollout.estimators.plans import ContrastPlan, Fitting, GroupPlan, SetPlan, by_context
+from corollout.estimators.estimator import Estimator, FittedBaseline
+from corollout.estimators.plans import ContrastPlan, GroupPlan, SetPlan, rows_by_context
 from corollout.noise import Noise
 from corollout.types import Branches, Sampler, Trajectories
 
+# Score-function estimators work with every head; names that begin with bt- are the paper's names for trees.
+
 
 @dataclass(frozen=True)
-class Reinforce(Fitting):
+class Reinforce(FittedBaseline):
     """REINFORCE with the mean reward of the batch as the baseline (Williams 1992).
 
-    ``baseline="others"`` leaves a sequence's own reward out of the mean, which makes it unbiased; "batch" is the
-    plain batch mean, which shrinks the expected gradient by 1 − 1/B; "none" has no baseline; "shrunk" and "fitted" are
-    as for RLOO.
+    ``baseline="others"`` leaves a sequence's own reward out of the mean, which makes it unbiased; "batch" is the plain
+    batch mean, which shrinks the expected gradient by 1 − 1/B; "none" is no baseline; "shrunk" and "fitted" are as for
+    RLOO.
     """
+
+    names = ("reinforce", "bt-reinforce", "bt-rf")
+    title = "REINFORCE"
+    number = "samples"
 
     baseline: Literal["others", "batch", "none", "shrunk", "fitted"] = "others"
     samples: int = 1
 
     def __post_init__(self) -> None:
-        _one_of("REINFORCE", self.baseline, ("others", "batch", "none", "shrunk", "fitted"))
-        _at_least("REINFORCE", "samples", self.samples, 1)
+        self.check_options(samples=1)
+
+    @property
+    def is_biased(self) -> bool:
+        return self.baseline == "batch"
+
+    @property
+    def note_for_one_context(self) -> str:
+        if self.samples > 1:
+            return ""
+        return "The baseline of REINFORCE is the mean reward of the batch's other examples: one example alone has none."
 
     @property
     def sampler(self) -> Sampler:
@@ -36,7 +52,7 @@ class Reinforce(Fitting):
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> GroupPlan | SetPlan:
         if self.baseline == "shrunk" or self.baseline == "fitted":
-            return _compared(trajectories, self.samples, self.baseline, self.past)
+            return _set_plan(trajectories, self.samples, self.baseline, self.past)
         share = torch.zeros_like(trajectories.log_probs) if self.baseline == "none" else _ones(trajectories)
         return GroupPlan(
             trajectories,
@@ -48,20 +64,23 @@ class Reinforce(Fitting):
 
 
 @dataclass(frozen=True)
-class RLOO(Fitting):
-    """REINFORCE leave-one-out: each of a context's sequences has the mean reward of the others as its baseline
+class RLOO(FittedBaseline):
+    """REINFORCE leave-one-out: the baseline of each sequence is the mean reward of its context's other sequences
     (Kool, van Hoof, Welling 2019). Unbiased.
 
-    ``baseline="shrunk"`` moves that mean towards the other contexts' (James and Stein), "fitted" is the combination of
-    a constant and that mean which gives the least variance; both are chosen by other contexts only, and unbiased.
+    ``baseline="shrunk"`` moves that mean towards the mean of other contexts (James and Stein); "fitted" is the
+    combination of a constant and that mean with the least variance. Both use other contexts only, and are unbiased.
     """
+
+    names = ("rloo", "bt-rloo")
+    title = "RLOO"
+    number = "samples"
 
     samples: int = 4
     baseline: Literal["others", "shrunk", "fitted"] = "others"
 
     def __post_init__(self) -> None:
-        _one_of("RLOO", self.baseline, ("others", "shrunk", "fitted"))
-        _at_least("RLOO", "samples", self.samples, 2)
+        self.check_options(samples=2)
 
     @property
     def sampler(self) -> Sampler:
@@ -69,7 +88,7 @@ class RLOO(Fitting):
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> GroupPlan | SetPlan:
         if self.baseline != "others":
-            return _compared(trajectories, self.samples, self.baseline, self.past)
+            return _set_plan(trajectories, self.samples, self.baseline, self.past)
         ones = _ones(trajectories)
         return GroupPlan(
             trajectories, group=trajectories.contexts, share=ones, weight=ones / self.samples, leave_one_out=True
@@ -77,17 +96,25 @@ class RLOO(Fitting):
 
 
 @dataclass(frozen=True)
-class GRPO:
-    """The advantages of GRPO: rewards less their context's mean, divided by its standard deviation (Shao et al. 2024).
+class GRPO(Estimator):
+    """The advantages of GRPO: rewards minus their context's mean, divided by its standard deviation (Shao et al. 2024).
 
-    Biased: contexts count the more, the less their rewards differ; and the mean, a sequence's own reward included,
-    shrinks all by 1 − 1/samples.
+    Biased: contexts count more the less their rewards differ, and the gradient shrinks by 1 − 1/samples, because the
+    mean includes a sequence's own reward.
     """
+
+    names = ("grpo",)
+    title = "GRPO"
+    number = "samples"
 
     samples: int = 8
 
     def __post_init__(self) -> None:
-        _at_least("GRPO", "samples", self.samples, 2)
+        self.check_options(samples=2)
+
+    @property
+    def is_biased(self) -> bool:
+        return True
 
     @property
     def sampler(self) -> Sampler:
@@ -106,17 +133,25 @@ class GRPO:
 
 
 @dataclass(frozen=True)
-class BeamExpectation:
-    """RL_beam: the gradient of Σ_s q_s r_s over a beam, q being the probabilities of its sequences renormalised
+class BeamExpectation(Estimator):
+    """RL_beam: the gradient of Σ_s q_s r_s over a beam, where q are the renormalised probabilities of its sequences
     (Bunel et al. 2018): q_s (r_s − Σ q r) ∇ log p_s.
 
-    Biased: it follows the expected reward on the beam, not the policy's; without variance, given the policy.
+    Biased: it follows the expected reward on the beam, not under the policy. It has no variance, given the policy.
     """
+
+    names = ("rl-beam", "beam")
+    title = "RL_beam"
+    number = "size"
 
     size: int = 64
 
     def __post_init__(self) -> None:
-        _at_least("RL_beam", "size", self.size, 2)
+        self.check_options(size=2)
+
+    @property
+    def is_biased(self) -> bool:
+        return True
 
     @property
     def sampler(self) -> Sampler:
@@ -132,16 +167,20 @@ class BeamExpectation:
 
 
 @dataclass(frozen=True)
-class SelfCritic:
+class SelfCritic(Estimator):
     """Self-critical sequence training: the reward of the greedy sequence is the baseline (Rennie et al. 2017).
 
-    Unbiased. The greedy sequence is rolled out from where the sampled one first leaves it.
+    Unbiased. The greedy sequence is completed from the step where the sampled one first leaves it.
     """
+
+    names = ("sc", "self-critic", "scst", "bt-sc")
+    title = "SC"
+    number = "samples"
 
     samples: int = 1
 
     def __post_init__(self) -> None:
-        _at_least("self-critic", "samples", self.samples, 1)
+        self.check_options(samples=1)
 
     @property
     def sampler(self) -> Sampler:
@@ -164,20 +203,30 @@ class SelfCritic:
 
 
 @dataclass(frozen=True)
-class MonteCarlo:
-    """MC-K: token-level rewards, the mean of K independent completions of z_{1:t}, against token-level greedy
-    baselines, the reward of the greedy completion of z_{1:t−1} (Liu et al. 2017). Unbiased.
+class MonteCarlo(Estimator):
+    """MC-K: token-level rewards, the mean over K independent completions of z_{1:t}, with token-level greedy baselines,
+    the reward of the greedy completion of z_{1:t−1} (Liu et al. 2017). Unbiased.
 
-    MC-0 takes the whole sequence's reward in place of the token-level ones (TD-SCST of Rennie et al. 2017). The last
-    token needs no completion: its reward is the sequence's own.
+    MC-0 uses the reward of the whole sequence for all tokens (TD-SCST of Rennie et al. 2017). The last token needs no
+    completion: its reward is that of the sequence.
     """
+
+    names = ("mc", "mc-k", "td-scst", "bt-mc")
+    title = "MC"
+    number = "completions"
 
     completions: int = 2
     samples: int = 1
 
     def __post_init__(self) -> None:
-        _at_least("MC-K", "completions", self.completions, 0)
-        _at_least("MC-K", "samples", self.samples, 1)
+        self.check_options(completions=0, samples=1)
+
+    @classmethod
+    def from_name(cls, name: str, **options: Any) -> "MonteCarlo":
+        """``td-scst`` is MC-0."""
+        if name == "td-scst" and options.setdefault("completions", 0) != 0:
+            raise InputError(f"td-scst is mc-0: use mc-{options['completions']} for that many completions")
+        return cls(**options)
 
     @property
     def sampler(self) -> Sampler:
@@ -194,7 +243,7 @@ class MonteCarlo:
             inner = (steps < trajectories.lengths[rows] - 1).nonzero().squeeze(1)
             first = len(trajectories.tokens) + len(greedy)
             for copy in range(copies):
-                # Copy 0 would share its parent's noise, and be its parent over again.
+                # Copy 0 would share its parent's noise, and be the parent again.
                 branches.append(Branches.of(rows[inner], steps[inner], tokens[inner], copy=copy + 1))
                 number = torch.arange(len(inner), device=inner.device)
                 plus[copy * len(rows) + inner] = first + copy * len(inner) + number
@@ -214,10 +263,9 @@ class MonteCarlo:
 def _greedy_baselines(trajectories: Trajectories, first_only: bool) -> tuple[Int64[Tensor, "row step"], Branches]:
     """For each step the source of the reward of the greedy completion of z_{1:t−1}, and the branches this needs.
 
-    As long as z follows the greedy choice, the greedy completions of its prefixes are one and the same sequence. So
-    there is one branch for each step at which z leaves the greedy path, taking the greedy token there; a step's
-    baseline is the next such branch, or the main trajectory itself if there is none. ``first_only`` keeps but the
-    branch that serves the first step.
+    As long as z follows the greedy choice, all its prefixes have the same greedy completion. So there is one branch,
+    with the greedy token, for each step at which z leaves the greedy path; the baseline of a step is the next such
+    branch, or the main trajectory if there is none. ``first_only`` keeps only the branch for the first step.
     """
     mask = trajectories.mask
     rows, width = mask.shape
@@ -235,20 +283,20 @@ def _greedy_baselines(trajectories: Trajectories, first_only: bool) -> tuple[Int
 
 
 def _greedy_tokens(trajectories: Trajectories) -> Int64[Tensor, "row step"]:
-    """What greedy decoding would have chosen in the place of each token; in a tree, maybe a word only begun."""
-    made = trajectories.decisions
-    if made is None:
+    """What greedy decoding would have chosen instead of each token; in a tree possibly an inner node."""
+    decisions = trajectories.decisions
+    if decisions is None:
         return trajectories.logits.argmax(-1)
-    against = made.there & (made.bits != (trajectories.logits > 0))
+    against = decisions.valid & (decisions.bits != (trajectories.logits > 0))
     first = against.long().argmax(-1, keepdim=True)
-    return torch.where(against.any(-1), made.other.gather(-1, first).squeeze(-1), trajectories.tokens)
+    return torch.where(against.any(-1), decisions.other.gather(-1, first).squeeze(-1), trajectories.tokens)
 
 
-def _compared(
+def _set_plan(
     trajectories: Trajectories, samples: int, baseline: Literal["shrunk", "fitted"], past: Evidence | None
 ) -> SetPlan:
-    """Each of a context's sequences against the mean of its others, moved as other contexts recommend."""
-    table = by_context(trajectories, samples)
+    """Each sequence compared with the mean of its context's others, corrected by other contexts."""
+    table = rows_by_context(trajectories, samples)
     weight = torch.full_like(table, 1 / samples, dtype=torch.float64)
     others = (1 - torch.eye(samples, dtype=torch.float64, device=table.device)) / max(samples - 1, 1)
     return SetPlan(trajectories, table, weight, others.expand(len(table), -1, -1), baseline, past)
@@ -256,14 +304,3 @@ def _compared(
 
 def _ones(trajectories: Trajectories) -> Tensor:
     return torch.ones_like(trajectories.log_probs)
-
-
-def _one_of(estimator: str, baseline: str, known: tuple[str, ...]) -> None:
-    if baseline not in known:
-        words = ", ".join(f'"{name}"' for name in known[:-1])
-        raise InputError(f'{estimator} needs baseline {words} or "{known[-1]}", not {baseline!r}')
-
-
-def _at_least(estimator: str, option: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{estimator} needs {option} ≥ {least}, not {value}")

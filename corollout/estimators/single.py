@@ -1,4 +1,4 @@
-"""Gradients for people who have one categorical variable (a discrete VAE, a bandit) and no sequence."""
+"""Gradients for a single categorical variable (a discrete VAE, a bandit) instead of a sequence."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from corollout.errors import InputError, RewardError
 from corollout.estimators.binary import ARM
-from corollout.estimators.plans import Estimator
-from corollout.estimators.registry import make_estimator
+from corollout.estimators.estimator import Estimator, make_estimator
 from corollout.noise import MAIN, SET, Noise, exponential, race
 from corollout.types import Trajectories, full_precision
 
@@ -23,18 +22,18 @@ def estimate_gradient(
     k: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "row vocab"]:
-    """One estimate of d E[reward] / d logits for each row, by any estimator of the package.
+    """One estimate of d E[reward] / d logits for each row, by any estimator.
 
-    ``reward(actions, rows)`` gives the reward of each action taken in its row. It is called once, with all the
-    actions that the estimate needs. ``k`` is the estimator's number: references of ARS (None: all V, which is ARSM),
-    samples of RLOO, size of a beam or of a set. For ``arm`` and ``disarm`` there are two actions, or one column: then
-    the logit is that of action 1 against action 0.
+    ``reward(actions, rows)`` returns the reward of each action in its row. It is called once, with all the actions that
+    the estimate needs. ``k`` is the estimator's number: references of ARS (None for all V, which is ARSM), samples of
+    RLOO, size of a beam or of a set. ``arm`` and ``disarm`` take two columns, or one: the logit of action 1 relative to
+    action 0.
 
-    The same seed gives the same estimate; draw many with different seeds.
+    The same seed gives the same estimate; use different seeds for independent ones.
     """
     _check_logits(logits)
     if k is not None and not isinstance(estimator, str):
-        raise InputError("k goes with the name of an estimator; an estimator that is made already has its own options")
+        raise InputError("k goes with the name of an estimator: an estimator object has its number already")
     method = make_estimator(estimator, k) if isinstance(estimator, str) else estimator
     given, logits = logits, full_precision(logits.detach())
     bernoulli = isinstance(method, ARM) and logits.shape[1] == 1
@@ -49,7 +48,7 @@ def estimate_gradient(
     branches = plan.branches
     actions = torch.cat([trajectories.tokens[:, 0], branches.token])
     rows = torch.cat([trajectories.contexts, trajectories.contexts[branches.parent]])
-    rewards = _checked(reward(actions, rows), len(actions))
+    rewards = _check_rewards(reward(actions, rows), len(actions))
     g = plan.gradient(rewards, logits[trajectories.contexts][:, None])[:, 0]
     total = torch.zeros_like(logits).index_add_(0, trajectories.contexts, g)
     return (total[:, 1:] if bernoulli else total).to(given.dtype)
@@ -67,15 +66,15 @@ def _one_step(logits: Float[Tensor, "row vocab"], method: Estimator, noise: Nois
     if sampler.mode == "beam":
         actions = logits.topk(count, 1).indices.flatten()
     elif sampler.mode == "set":
-        every = torch.arange(rows, device=logits.device)
-        gumbels = -exponential(noise.keys(every, SET, 0), torch.zeros_like(every), vocab, torch.float64).log_()
+        index = torch.arange(rows, device=logits.device)
+        gumbels = -exponential(noise.keys(index, SET, 0), torch.zeros_like(index), vocab, torch.float64).log_()
         actions = (log_probs + gumbels).topk(count, 1).indices.flatten()
     elif sampler.mode == "greedy":
         actions = logits.argmax(1)[contexts]
     else:
         actions = race(logits[contexts], keys, torch.zeros_like(keys))
     log_probs = log_probs[contexts, actions]
-    possible = log_probs > -torch.inf  # a beam or a set leaves out what is masked
+    possible = log_probs > -torch.inf  # a beam or a set has no masked actions
     contexts, samples, keys, actions = contexts[possible], samples[possible], keys[possible], actions[possible]
     ones = torch.ones_like(contexts)
     return Trajectories(
@@ -96,16 +95,16 @@ def _check_logits(logits: Tensor) -> None:
         raise InputError(f"logits must be of shape [rows, V] with V ≥ 1, not {list(logits.shape)}")
     if not logits.is_floating_point():
         raise InputError(f"logits must be floating-point numbers, not {logits.dtype}")
-    # The largest logit of a row is finite exactly if none is NaN or +inf and not all are −inf.
+    # The largest logit of a row is finite if and only if none is NaN or +inf and not all are −inf.
     bad = ~logits.amax(1).isfinite()
     if bool(bad.any()):
         raise InputError(f"the logits of row {int(bad.nonzero()[0])} contain NaN or +inf, or are all −inf")
 
 
-def _checked(rewards: Tensor, count: int) -> Float[Tensor, " source"]:
+def _check_rewards(rewards: Tensor, count: int) -> Float[Tensor, " source"]:
     rewards = torch.as_tensor(rewards)
     if rewards.shape != (count,):
-        raise RewardError(f"the reward of {count} actions must be of shape [{count}], not {list(rewards.shape)}")
+        raise RewardError(f"the rewards of {count} actions must have the shape [{count}], not {list(rewards.shape)}")
     rewards = rewards.detach().double()
     if not bool(rewards.isfinite().all()):
         raise RewardError(f"the reward of action number {int((~rewards.isfinite()).nonzero()[0])} is NaN or infinite")

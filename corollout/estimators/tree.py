@@ -1,23 +1,22 @@
-"""BT-ARSM and BT-DisARM: the estimators for tokens that are walks down a binary tree (algorithm 3 of the paper).
+"""BT-ARSM and BT-DisARM: the estimators for tokens that are paths in a binary tree (Algorithm 3 of the paper).
 
-A token is a sequence of bits, each a Bernoulli variable with the logit φ of its inner node and a uniform number π of
-its own. Where the pseudo bit 1[π > σ(−φ)] differs from the true bit, the word is completed from there, then the
-sentence, and the bit's logit gets
+A token is a sequence of bits, each a Bernoulli variable with the logit φ of an inner node and its own uniform number π.
+Where the pseudo bit 1[π > σ(−φ)] differs from the true bit, the token is completed from there, then the sequence, and
+the gradient in φ is
 
     BT-ARSM     g = (r(true) − r(pseudo)) (½ − π)
     BT-DisARM   g = ½ (r(true) − r(pseudo)) (−1)^pseudo σ(|φ|),
 
-ARM and DisARM for the bit, conditional on all bits before. Where the bits agree, the gradient is zero and nothing is
-rolled out. Words that leave the path at different nodes are different, so no word of a step is ever rolled out twice.
+ARM and DisARM for the bit, given all bits before. Where the bits agree, the gradient is zero and there is no branch.
+Tokens that leave the path at different nodes are different, so no token of a step is completed twice.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from corollout.errors import InputError
 from corollout.estimators.binary import arm_weight, disarm_weight, pseudo_bit
-from corollout.estimators.branching import Branching
+from corollout.estimators.estimator import Branching
 from corollout.estimators.plans import ContrastPlan
 from corollout.noise import Noise, uniform
 from corollout.types import Trajectories
@@ -27,26 +26,25 @@ from corollout.types import Trajectories
 class BinaryTreeARSM(Branching):
     """BT-ARSM. Unbiased with the defaults, and for any ``completions``, ``budget`` and ``samples``."""
 
-    called = "BT-ARSM"
+    names = ("bt-arsm",)
+    title = "BT-ARSM"
+    heads = ("tree",)
     weight = staticmethod(arm_weight)
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
-        made = trajectories.decisions
-        if made is None:
-            raise InputError(
-                f"{self.called} is for a policy whose head is a binary tree; for a softmax over all tokens there are "
-                f"arsm and ars-K"
-            )
-        row, step, depth = (made.there & trajectories.mask[:, :, None]).nonzero(as_tuple=True)
+        self.check_head(trajectories.head)
+        decisions = trajectories.decisions
+        assert decisions is not None
+        row, step, depth = (decisions.valid & trajectories.mask[:, :, None]).nonzero(as_tuple=True)
         phi = trajectories.logits[row, step, depth].double()
         pi = self._uniforms(trajectories)[row, step, depth]
-        differ = (made.bits[row, step, depth] != pseudo_bit(phi, pi).bool()).nonzero().squeeze(1)
+        differ = (decisions.bits[row, step, depth] != pseudo_bit(phi, pi).bool()).nonzero().squeeze(1)
         row, step, depth, weight = row[differ], step[differ], depth[differ], self.weight(phi, pi)[differ]
         kept, factor = self.spend(weight.abs(), row, trajectories, noise)
         row, step, depth = row[kept], step[kept], depth[kept]
         copies = self.completions
         return ContrastPlan(
-            branches=self.branches(row, step, made.other[row, step, depth]),
+            branches=self.branches(row, step, decisions.other[row, step, depth]),
             row=row.repeat(copies),
             step=step.repeat(copies),
             token=depth.repeat(copies),
@@ -58,7 +56,7 @@ class BinaryTreeARSM(Branching):
 
     @staticmethod
     def _uniforms(trajectories: Trajectories) -> torch.Tensor:
-        """π of every decision: the numbers by which the tokens were drawn."""
+        """π of every decision: the numbers with which the tokens were drawn."""
         rows, steps, depth = trajectories.logits.shape
         keys = trajectories.keys.repeat_interleave(steps)
         times = torch.arange(steps, device=keys.device).repeat(rows)
@@ -67,7 +65,8 @@ class BinaryTreeARSM(Branching):
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryTreeDisARM(BinaryTreeARSM):
-    """BT-DisARM: BT-ARSM's rollouts with π integrated out, so less variance. Unbiased in the same cases."""
+    """BT-DisARM: BT-ARSM's branches with π integrated out, so less variance. Unbiased in the same cases."""
 
-    called = "BT-DisARM"
+    names = ("bt-disarm",)
+    title = "BT-DisARM"
     weight = staticmethod(disarm_weight)

@@ -1,11 +1,11 @@
-"""Monte Carlo values: how good a prefix is, by completing it several times (Kazemnejad et al. 2024, VinePPO).
+"""Monte Carlo values: the value of a prefix from several completions (Kazemnejad et al. 2024, VinePPO).
 
-With V(z_{1:t}) for the mean reward of K completions of a prefix, the token z_t gets the advantage
+With V(z_{1:t}) for the mean reward of K completions of a prefix, the advantage of the token z_t is
 
     V(z_{1:t}) − V(z_{1:t−1}),
 
-its own reward in the place of V for a whole sequence. Completions are drawn anew, so that given z_{1:t−1} the second
-term does not know z_t: unbiased. The empty prefix is completed by the other sequences of the context.
+where V of a whole sequence is its reward. Completions are independent, so that given z_{1:t−1} the second term does not
+depend on z_t: unbiased. The completions of the empty prefix are the other sequences of the context.
 """
 
 from dataclasses import dataclass
@@ -14,26 +14,25 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from corollout.errors import InputError
+from corollout.estimators.estimator import Estimator
 from corollout.estimators.plans import ContrastPlan
 from corollout.noise import Noise
 from corollout.types import Branches, Sampler, Trajectories
 
 
 @dataclass(frozen=True)
-class Vine:
+class Vine(Estimator):
     """Advantages from the values of prefixes, each the mean of ``completions``. Unbiased."""
+
+    names = ("vine",)
+    title = "VINE"
+    number = "completions"
 
     completions: int = 2
     samples: int = 2
 
     def __post_init__(self) -> None:
-        if self.completions < 1:
-            raise InputError(f"Vine needs completions ≥ 1, not {self.completions}")
-        if self.samples < 2:
-            raise InputError(
-                f"Vine needs samples ≥ 2, not {self.samples}: the others are the value of the empty prefix"
-            )
+        self.check_options(completions=1, samples=2)
 
     @property
     def sampler(self) -> Sampler:
@@ -42,7 +41,7 @@ class Vine:
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         value, branches = self._values(trajectories, rows, steps)
-        entries = []  # row, step, source of the value after the token and before it, weight
+        entries = []  # row, step, sources of the values after and before the token, weight
         inner, first = steps > 0, steps == 0
         for after in value:
             entries.append((rows[inner], steps[inner], after[rows, steps][inner], after[rows, steps - 1][inner], 1.0))
@@ -67,10 +66,10 @@ class Vine:
     def _values(
         self, trajectories: Trajectories, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
     ) -> tuple[Int64[Tensor, "completion row step"], Branches]:
-        """Where the rewards of each prefix's completions stand; a whole sequence is its own only completion."""
-        going = steps < trajectories.lengths[rows] - 1
-        row, step = rows[going], steps[going]
-        # Copy 0 would share its parent's noise, and be its parent over again.
+        """The sources of the rewards of each prefix's completions; a whole sequence is its only completion."""
+        inner = steps < trajectories.lengths[rows] - 1
+        row, step = rows[inner], steps[inner]
+        # Copy 0 would share its parent's noise, and be the parent again.
         branches = Branches.join(
             *(Branches.of(row, step, trajectories.tokens[row, step], copy=copy + 1) for copy in range(self.completions))
         )

@@ -1,1 +1,1 @@
-"""Whole experiments: a task, a training and a run directory put together from settings."""
+"""The experiments, one file each: methods, scales, the paper's numbers, tables and figures."""

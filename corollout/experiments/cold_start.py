@@ -1,28 +1,32 @@
-"""Cold start: a policy that knows nothing yet, thousands of actions, and a reward that says how near each token is.
+"""Cold start: an untrained policy, thousands of actions, and a reward that says how close each token is to the target.
 
-Where all actions are about as likely, full ARSM wants a rollout for nearly every one of them at every step. Every
-method gets the same seconds of processor time, and the same learning rates to choose from. A method whose first update
-takes longer than that makes none.
-
-Each part is kept when it is done: whatever stops the experiment, it goes on where it was.
+Where all actions are about equally likely, full ARSM wants a rollout for nearly every one of them at every step. Every
+method gets the same seconds of CPU time and the same learning rates to choose from; a method whose first update takes
+longer than that makes none. Every run is saved when it is done, and a stopped experiment continues.
 """
 
 import json
-import multiprocessing
-import signal
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 
+from corollout.config import from_table, option, required, switch
 from corollout.errors import InputError, PolicyError
+from corollout.events import Callback, Event, Progress, ignore
+from corollout.experiments.likeness import LikenessTask, likeness_task
+from corollout.experiments.registry import run_resumable
+from corollout.files import make_folder, read_json, write_json
 from corollout.noise import Noise
-from corollout.tasks.likeness import LikenessTask, likeness_task
-from corollout.training.checkpoints import replace_file
+from corollout.reports.curves import Axis, Curves, MethodCurves, Panel, evaluation_band
+from corollout.reports.manifest import manifest
+from corollout.reports.report import Facts, Paragraph, Report, Section, Table
+from corollout.reports.tables import NOTHING, count_text, number
+from corollout.sweeps.jobs import Job, run_jobs
 from corollout.training.finetuning import Trainer
 
 METHODS = {
@@ -36,12 +40,13 @@ METHODS = {
     "SET-fit": "set-8:baseline=fitted",
 }
 FILE = "runs.json"
-_EVALUATION = 1 << 20  # training uses the seed's noise under small numbers
+_EVALUATION = 1 << 20  # training uses the seed's noise with small labels
+_FIGURES: dict[Axis, str] = {"seconds": "figure", "tokens": "figure-tokens"}
 
 
 @dataclass(frozen=True)
-class ColdStart:
-    """What is done, at which scale."""
+class Scale:
+    """Sizes, budgets, learning rates and seeds."""
 
     scale: str
     vocabularies: tuple[int, ...]
@@ -49,7 +54,7 @@ class ColdStart:
     length: int
     dimensions: int  # of the tokens' vectors
     hidden: int
-    seconds: float  # of processor time, for each run
+    seconds: float  # of CPU time, for each run
     evaluations: int  # along a run, about
     samples: int  # sequences of each context in an evaluation
     rates: tuple[float, ...]
@@ -59,208 +64,147 @@ class ColdStart:
         return likeness_task(vocab, self.contexts, self.length, self.dimensions, self.hidden, seed)
 
     def settings(self) -> dict[str, Any]:
-        """As JSON has it, with the methods and their estimators."""
+        """As JSON has them, with the methods and their estimators."""
         return json.loads(json.dumps({**asdict(self), "methods": METHODS}))
 
 
 SCALES = {
-    "tiny": ColdStart(
-        "tiny",
-        vocabularies=(50,),
-        contexts=4,
-        length=4,
-        dimensions=4,
-        hidden=8,
-        seconds=0.05,
-        evaluations=3,
-        samples=4,
-        rates=(0.03,),
-        seeds=(0, 1),
-    ),
-    "small": ColdStart(
-        "small",
-        vocabularies=(1_000, 10_000),
-        contexts=8,
-        length=8,
-        dimensions=8,
-        hidden=32,
-        seconds=20.0,
-        evaluations=12,
-        samples=16,
-        rates=(0.003, 0.01, 0.03, 0.1),
-    ),
+    "tiny": Scale("tiny", (50,), 4, 4, 4, 8, 0.05, 3, 4, (0.03,), (0, 1)),
+    "small": Scale("small", (1_000, 10_000), 8, 8, 8, 32, 20.0, 12, 16, (0.003, 0.01, 0.03, 0.1)),
 }
 
 
-class First(NamedTuple):
-    """The first update of a method."""
-
-    vocab: int
-    method: str
-
-    @property
-    def name(self) -> str:
-        return f"V = {self.vocab:,}, {self.method}, first update"
+def first_name(vocab: int, method: str) -> str:
+    """The name of the first update of a method, among the results."""
+    return f"V = {vocab:,}, {method}, first update"
 
 
-class Trial(NamedTuple):
-    """A run of a method."""
-
-    vocab: int
-    method: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"V = {self.vocab:,}, {self.method}, rate {self.rate:g}, seed {self.seed}"
-
-
-Part = First | Trial
-Found = dict[str, Any]
-
-
-def first_updates(plan: ColdStart) -> list[First]:
-    return [First(vocab, method) for vocab in plan.vocabularies for method in METHODS]
-
-
-def trials(plan: ColdStart) -> list[Trial]:
-    """Seed after seed, so that what is done so far says something of every method."""
-    return [
-        Trial(vocab, method, rate, seed)
-        for seed in plan.seeds
-        for vocab in plan.vocabularies
-        for method in METHODS
-        for rate in plan.rates
-    ]
+def run_name(vocab: int, method: str, rate: float, seed: int) -> str:
+    return f"V = {vocab:,}, {method}, rate {rate:g}, seed {seed}"
 
 
 @dataclass
-class Results:
-    """What is done, by the name of the part."""
+class Runs:
+    """All results so far, by name."""
 
-    plan: ColdStart
-    done: dict[str, Found] = field(default_factory=dict)
+    scale: Scale
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def of(self, part: Part) -> Found | None:
-        return self.done.get(part.name)
+    def names(self, vocab: int, method: str, seed: int) -> list[str]:
+        """Everything that the job of a vocabulary, a method and a seed has to do."""
+        first = [first_name(vocab, method)] if seed == self.scale.seeds[0] else []
+        return first + [run_name(vocab, method, rate, seed) for rate in self.scale.rates]
+
+    def jobs(self, out: Path) -> list[Job]:
+        """Seed after seed, so that the results so far cover every method."""
+        scale, jobs = self.scale, []
+        for seed, vocab, method in product(scale.seeds, scale.vocabularies, METHODS):
+            name = f"V = {vocab:,}, {method}"
+            # The first seed's job measures whether the method can afford an update.
+            after = () if seed == scale.seeds[0] else (f"{name}, seed {scale.seeds[0]}",)
+            arguments = {"out": str(out), "vocab": vocab, "method": method, "seed": seed}
+            if set(self.names(vocab, method, seed)) - self.done.keys():
+                work = "corollout.experiments.cold_start:run_method"
+                jobs.append(Job(f"{name}, seed {seed}", work, arguments, after=after))
+        return jobs
 
     @property
-    def missing(self) -> list[Part]:
-        return [part for part in (*first_updates(self.plan), *trials(self.plan)) if part.name not in self.done]
+    def missing(self) -> int:
+        total = len(self.scale.vocabularies) * len(METHODS) * (1 + len(self.scale.rates) * len(self.scale.seeds))
+        return total - len(self.done)
+
+    def write(self, out: Path) -> None:
+        make_folder(out, "choose another with --out")
+        write_json(out / FILE, {"settings": self.scale.settings(), "done": self.done}, indent=None)
 
 
-def open_results(out: Path, scale: str | None = None, seeds: tuple[int, ...] | None = None) -> Results:
-    """What a folder has already; a new folder gets the plan of the scale. What is given must agree with it."""
+def open_runs(out: Path, scale: str | None = None, seeds: tuple[int, ...] = ()) -> Runs:
+    """The results in a folder, with whose settings the given ones must agree; for a new folder, none."""
     known, done = _read(out / FILE)
-    scale = scale or known.get("scale", "small")
-    if scale not in SCALES:
-        raise InputError(f"no scale of this experiment is called {scale!r}: choose one of {', '.join(SCALES)}")
-    plan = replace(SCALES[scale], seeds=seeds or tuple(known.get("seeds", SCALES[scale].seeds)))
-    if differing := [name for name, value in plan.settings().items() if known and known.get(name) != value]:
+    name = scale or known.get("scale", "small")
+    if name not in SCALES:
+        raise InputError(f"the cold start has no scale {name!r}: choose one of {', '.join(SCALES)}")
+    chosen = replace(SCALES[name], seeds=seeds or tuple(known.get("seeds", SCALES[name].seeds)))
+    if differing := [key for key, value in chosen.settings().items() if known and known.get(key) != value]:
         raise InputError(
-            f"{out} was begun with other settings ({', '.join(differing)}): leave them out to go on with it, or choose "
+            f"{out} was started with other settings ({', '.join(differing)}): leave them out to continue it, or choose "
             f"another folder with --out"
         )
-    return Results(plan, done)
+    return Runs(chosen, done)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Found]]:
-    """The settings that a folder was begun with, and what is done; nothing of both if it is new."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     if not path.exists():
         return {}, {}
+    stored = read_json(path, "remove it to start again")
     try:
-        stored = json.loads(path.read_text("utf-8"))
         return dict(stored["settings"]), dict(stored["done"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read {path}: {error}; remove it to have everything done again") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} has no results of the cold start ({error}): remove it to start again") from error
 
 
-def carry_out(
-    results: Results, out: Path, jobs: int, on_part: Callable[[Part, Found], None] = lambda part, found: None
-) -> None:
-    """Do what is missing, ``jobs`` parts at a time, and keep each one; ``on_part`` is told what came out of it."""
-    plan = results.plan
-    with _workers(jobs) as spread:
-        for kind in (First, Trial):
-            # Known in the second round, when runs ask for it.
-            takes = {part: results.done[part.name]["seconds"] for part in first_updates(plan) if results.of(part)}
-            missing = [part for part in results.missing if isinstance(part, kind)]
-            for part, found in spread(partial(_do, plan, takes), missing):
-                results.done[part.name] = found
-                _write(out, results)
-                on_part(part, found)
+def run_missing(runs: Runs, out: Path, workers: int, on_event: Callback = ignore) -> None:
+    """Run everything that is missing; each result is saved at once."""
+
+    def collect(event: Event) -> None:
+        if event.kind == "result":
+            runs.done[event.record["name"]] = event.record["value"]
+            runs.write(out)
+        else:
+            on_event(event)
+
+    runs.write(out)  # its settings are those of the jobs
+    run_jobs(runs.jobs(out), workers, collect)
 
 
-def _write(out: Path, results: Results) -> None:
-    text = json.dumps({"settings": results.plan.settings(), "done": results.done}) + "\n"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        replace_file(out / FILE, text.encode())
-    except OSError as error:
-        raise InputError(
-            f"cannot use the folder {out}: {error.strerror or error}; choose another with --out"
-        ) from error
-
-
-Spread = Callable[[Callable[[Part], tuple[Part, Found]], Sequence[Part]], Iterable[tuple[Part, Found]]]
-
-
-@contextmanager
-def _workers(jobs: int) -> Generator[Spread, None, None]:
-    """What does parts, one after the other in this process, or some at a time in others, as they come."""
-    if jobs == 1:
-        torch.set_num_threads(1)
-        yield map
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin) as pool:
-        yield pool.imap_unordered
-
-
-def _begin() -> None:
+def run_method(out: str, vocab: int, method: str, seed: int, on_event: Callback = ignore) -> None:
+    """The job of a vocabulary, a method and a seed: what is missing of its first update, and a run for each rate."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the workers ends them
+    settings, done = _read(Path(out) / FILE)
+    scale = from_table(Scale, {name: value for name, value in settings.items() if name != "methods"}, FILE)
+    names = Runs(scale).names(vocab, method, seed)
+    progress = Progress(on_event, method, len(names), sum(name in done for name in names))
+    _trainer(scale.task(10, 0), method, scale.rates[0], 0).step()  # what is compiled on first use is, before we measure
+
+    def report(name: str, value: dict[str, Any], note: str) -> None:
+        on_event(Event("result", {"name": name, "value": value}))
+        progress.advance(note=note)
+
+    first = first_name(vocab, method)
+    if first not in done:
+        metrics = _trainer(scale.task(vocab, scale.seeds[0]), method, scale.rates[0], scale.seeds[0]).step()
+        spent, rollouts = metrics.seconds, metrics.rollouts_per_step
+        done[first] = {"seconds": spent, "tokens": metrics.tokens, "rollouts": rollouts}
+        report(first, done[first], f"first update {spent:.3g} seconds, {rollouts:,.0f} rollouts per step")
+    seconds = scale.seconds if done[first]["seconds"] <= scale.seconds else 0.0
+    for rate in scale.rates:
+        if (name := run_name(vocab, method, rate, seed)) not in done:
+            value = train(scale, vocab, method, rate, seed, seconds)
+            rewards = value["curve"]["reward"]
+            report(name, value, value["stopped"] or f"rate {rate:g}: reward {rewards[0]:.3f} to {rewards[-1]:.3f}")
 
 
-def _do(plan: ColdStart, takes: Mapping[First, float], part: Part) -> tuple[Part, Found]:
-    if isinstance(part, First):
-        _warm_up(plan, part.method)
-        return part, first_update(plan, part)
-    affordable = takes[First(part.vocab, part.method)] <= plan.seconds
-    if affordable:
-        _warm_up(plan, part.method)
-    return part, train(plan, part, plan.seconds if affordable else 0.0)
-
-
-def first_update(plan: ColdStart, part: First) -> Found:
-    """Seconds, tokens and rollouts for each step of a method's first update."""
-    seed = plan.seeds[0]
-    metrics = _trainer(plan.task(part.vocab, seed), part.method, plan.rates[0], seed).next()
-    return {"seconds": metrics.seconds, "tokens": metrics.tokens, "rollouts": metrics.rollouts_per_step}
-
-
-def train(plan: ColdStart, part: Trial, seconds: float) -> Found:
+def train(scale: Scale, vocab: int, method: str, rate: float, seed: int, seconds: float) -> dict[str, Any]:
     """A run from random weights: reward, seconds, tokens and updates along it, and its first and last rollouts."""
-    task = plan.task(part.vocab, part.seed)
-    trainer = _trainer(task, part.method, part.rate, part.seed)
-    noise = Noise(part.seed).fold(_EVALUATION)
+    task = scale.task(vocab, seed)
+    trainer = _trainer(task, method, rate, seed)
+    noise = Noise(seed).fold(_EVALUATION)
     curve: dict[str, list[float]] = {name: [] for name in ("seconds", "tokens", "updates", "reward")}
 
-    def look() -> None:
+    def evaluate() -> None:
         for name in ("seconds", "tokens", "updates"):
             curve[name].append(getattr(trainer, name))
-        curve["reward"].append(task.mean_reward(plan.samples, noise))
+        curve["reward"].append(task.mean_reward(scale.samples, noise))
 
-    look()
+    evaluate()
     rollouts: list[float] = []
-    every = plan.seconds / plan.evaluations
-    stopped = ""
+    every, stopped = scale.seconds / scale.evaluations, ""
     try:
         for metrics in trainer.run(seconds=seconds):
             rollouts.append(metrics.rollouts_per_step)
             if trainer.seconds >= curve["seconds"][-1] + every or trainer.seconds >= seconds:
-                look()
-    except PolicyError as error:  # a rate that was too large: the run ends with what it had
+                evaluate()
+    except PolicyError as error:  # a learning rate that is too high: the run ends with what it has
         stopped = str(error)
     tenth = max(1, len(rollouts) // 10)
     ends = [sum(some) / tenth for some in (rollouts[:tenth], rollouts[-tenth:])] if rollouts else []
@@ -268,18 +212,181 @@ def train(plan: ColdStart, part: Trial, seconds: float) -> Found:
 
 
 def _trainer(task: LikenessTask, method: str, rate: float, seed: int) -> Trainer:
+    optimizer, size = torch.optim.Adam(task.policy.parameters(), lr=rate), len(task.data)
     return Trainer(
-        task.engine,
-        task.data,
-        task.reward,
-        METHODS[method],
-        torch.optim.Adam(task.policy.parameters(), lr=rate),
-        batch_size=len(task.data),
-        seed=seed,
-        clock="cpu",
+        task.engine, task.data, task.reward, METHODS[method], optimizer, batch_size=size, seed=seed, clock="cpu"
     )
 
 
-def _warm_up(plan: ColdStart, method: str) -> None:
-    """Whatever is compiled when it is first used is so before any second counts."""
-    _trainer(plan.task(10, 0), method, plan.rates[0], 0).next()
+@dataclass(frozen=True)
+class MethodResult:
+    """A method with one vocabulary: its reward with every learning rate, and its runs with the best."""
+
+    vocab: int
+    label: str
+    rewards: dict[float, dict[int, float]]  # at the end of the budget, by rate and by seed
+    rate: float
+    runs: list[dict[str, Any]]
+    first_update: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return f"V = {self.vocab:,}"
+
+    def mean(self, name: str) -> float:
+        """Mean over seeds of the tokens or updates at the end."""
+        return float(np.mean([run["curve"][name][-1] for run in self.runs]))
+
+    def rollouts(self) -> str:
+        """Rollouts per step in the first and in the last tenth of the updates."""
+        if not self.runs[0]["rollouts"]:
+            return NOTHING
+        first, last = (f"{np.mean([run['rollouts'][end] for run in self.runs]):.1f}" for end in (0, 1))
+        return first if first == last else f"{first}→{last}"
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "vocab": self.vocab,
+            "method": self.label,
+            "estimator": METHODS[self.label],
+            "rate": self.rate,
+            "rewards": {f"{rate:g}": own for rate, own in self.rewards.items()},
+            "updates": self.mean("updates"),
+            "tokens": self.mean("tokens"),
+            "first_update": self.first_update,
+        }
+
+
+def reward_at(run: dict[str, Any], position: float | int, axis: Axis = "seconds") -> float:
+    """A run's reward after some seconds, tokens or updates, interpolated between evaluations; or that of its end."""
+    return float(np.interp(position, run["curve"][axis], run["curve"]["reward"]))
+
+
+def method_results(runs: Runs) -> list[MethodResult]:
+    """The results so far; a method's learning rate is the one with the highest mean reward over its seeds."""
+    scale, results = runs.scale, []
+    for vocab, label in product(scale.vocabularies, METHODS):
+        own: dict[float, list[dict[str, Any]]] = {}
+        rewards: dict[float, dict[int, float]] = {}
+        for rate, seed in product(scale.rates, scale.seeds):
+            if (run := runs.done.get(run_name(vocab, label, rate, seed))) is not None:
+                own.setdefault(rate, []).append(run)
+                rewards.setdefault(rate, {})[seed] = reward_at(run, scale.seconds)
+        if own:
+            best = max(rewards, key=lambda rate: np.mean(list(rewards[rate].values())))
+            first = runs.done[first_name(vocab, label)]
+            results.append(MethodResult(vocab, label, rewards, best, own[best], first))
+    return results
+
+
+def cold_start_report(runs: Runs) -> Report:
+    """The report of everything that is done."""
+    scale, results = runs.scale, method_results(runs)
+    if not results:
+        raise InputError("there is nothing to report: no run of the cold start is finished")
+    keys = list(dict.fromkeys(one.key for one in results))
+    tables = [_table(scale, [one for one in results if one.key == key]) for key in keys]
+    panels = [Panel(key, "evaluation", f"Mean reward, {key}") for key in keys]
+    settings = {name: value for name, value in scale.settings().items() if name != "methods"}
+    estimators = ", ".join(f"{label}: {estimator}" for label, estimator in METHODS.items())
+    sections = [
+        *(Section(table.title, [table]) for table in tables),
+        *(
+            Section(f"Reward against {x}", [Curves(name, x, panels, _curves(scale, results, x))])
+            for x, name in _FIGURES.items()
+        ),
+        *([Section("Learning rates", [_rates_table(scale, results)])] if len(scale.rates) > 1 else []),
+        Section("Settings", [Paragraph(f"Estimators: {estimators}."), Facts(settings)], page_only=True),
+    ]
+    part = f" Not complete: {runs.missing} results are missing." if runs.missing else ""
+    lead = (
+        f"From random weights, {scale.contexts} contexts with {scale.length} tokens each; the reward of a token is its "
+        f"similarity to the target's. Every run has {scale.seconds:g} seconds of CPU time. Seeds: {len(scale.seeds)}."
+        f"{part}"
+    )
+    made = manifest(scale=scale.scale, seeds=list(scale.seeds), settings=scale.settings())
+    methods = [one.numbers() for one in results]
+    numbers = {"scale": scale.scale, "missing_results": runs.missing, "methods": methods}
+    return Report("coldstart", f"Cold start, scale {scale.scale}", lead, sections, made, numbers)
+
+
+def _table(scale: Scale, results: Sequence[MethodResult]) -> Table:
+    rows = []
+    ends = [run["curve"]["tokens"][-1] for one in results for run in one.runs]
+    shared = min((end for end in ends if end > 0), default=0)  # tokens that every run with updates has reached
+    for one in results:
+        final = list(one.rewards[one.rate].values())
+        spread = f" ± {np.std(final, ddof=1):.3f}" if len(final) > 1 else ""
+        early = np.mean([reward_at(run, shared, "tokens") for run in one.runs])
+        rate, equal = (f"{one.rate:g}", f"{early:.3f}") if one.mean("updates") else (NOTHING, NOTHING)
+        cells = [one.label, rate, f"{np.mean(final):.3f}{spread}", equal, number(one.mean("updates"))]
+        rows.append([*cells, count_text(one.mean("tokens")), one.rollouts(), number(one.first_update["seconds"])])
+    start = np.mean([run["curve"]["reward"][0] for one in results for run in one.runs])
+    note = (
+        f"Reward: mean of {scale.samples} sequences for each context after {scale.seconds:g} seconds, with the best "
+        f"learning rate of {', '.join(f'{rate:g}' for rate in scale.rates)}; mean over seeds, ± their standard "
+        f"deviation. At the start it is {start:.3f}. Equal tokens: the reward of the same runs after {shared:,} "
+        "tokens, which all of them have reached. Rollouts for each token of the main trajectories, in the first and in "
+        "the last tenth of the updates. First seconds: those of the first update. A method whose first update takes "
+        "longer than the budget makes no update."
+    )
+    counts = ["updates", "tokens", "rollouts", "first seconds"]
+    return Table(results[0].key, ["method", "rate", "reward", "equal tokens", *counts], rows, [note])
+
+
+def _rates_table(scale: Scale, results: Sequence[MethodResult]) -> Table:
+    rows = []
+    for one in results:
+        if one.mean("updates"):
+            means = {rate: f"{np.mean(list(own.values())):.3f}" for rate, own in one.rewards.items()}
+            rows.append([one.label, f"{one.vocab:,}", *(means.get(rate, NOTHING) for rate in scale.rates)])
+    note = f"Reward after {scale.seconds:g} seconds with each learning rate, mean over seeds."
+    return Table("Learning rates", ["method", "V", *(f"{rate:g}" for rate in scale.rates)], rows, [note])
+
+
+def _curves(scale: Scale, results: Sequence[MethodResult], x: Axis) -> list[MethodCurves]:
+    curves = {one.label: MethodCurves(one.label, {}, {}) for one in results}
+    for one in results:
+        series = []
+        for run in one.runs:
+            positions, values = run["curve"][x], run["curve"]["reward"]
+            if x == "seconds" and len(positions) == 1:  # without an update, the reward stays what it was
+                positions, values = [0.0, scale.seconds], values * 2
+            series.append((np.array(positions, dtype=float), np.array(values)))
+        curves[one.label].bands[one.key] = evaluation_band(series)
+    return list(curves.values())
+
+
+@dataclass(frozen=True)
+class ColdStartSettings:
+    """Settings of ``corollout reproduce coldstart``."""
+
+    out: Path = required("Folder for results and report; give it again to continue.")
+    scale: str | None = option(None, "Sizes and seconds. [default: small]", choices=tuple(SCALES))
+    seeds: tuple[int, ...] = option((), "Seeds. [default: from the scale]")
+    jobs: int = option(2, "Runs at the same time.", least=1)
+    report_only: bool = switch("Only report what is done so far.")
+
+
+class ColdStart:
+    """The experiment."""
+
+    name, settings, metric = "coldstart", ColdStartSettings, None
+    help = (
+        "Learn from random weights with thousands of actions, where one full ARSM update may take longer than the "
+        "whole budget."
+    )
+
+    def weight(self, settings: ColdStartSettings) -> float:
+        return float(len(open_runs(settings.out, settings.scale, settings.seeds).jobs(settings.out)))
+
+    def run(self, settings: ColdStartSettings, on_event: Callback = ignore) -> Report:
+        runs = open_runs(settings.out, settings.scale, settings.seeds)
+        if not settings.report_only:
+            run_resumable(lambda: run_missing(runs, settings.out, settings.jobs, on_event), self.name, settings.out)
+        report = cold_start_report(runs)
+        report.write(settings.out / "report")
+        return report
+
+
+COLD_START = ColdStart()

@@ -28,12 +28,12 @@ KIND, VERSION = "corollout captioner", 1
 MODEL, WEIGHTS, VOCABULARY = "model.json", "weights.safetensors", "vocabulary.txt"
 _ROWS = 256  # images that are captioned together: a bound on memory that changes no caption
 _KEPT = 32 << 20  # bytes of projected words that are kept: few words make up most captions
-_quiet = np.errstate(over="ignore", invalid="ignore")  # exp(−x) may be infinite; what is no number is noticed later
+_quiet = np.errstate(over="ignore", invalid="ignore")  # exp(−x) may be infinite; NaN is noticed later
 _TYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
 
 
 class ExportError(ValueError):
-    """What was exported, or what is to be captioned, cannot be used; the message says why and what to do."""
+    """What was exported, or what is to be captioned, is not usable; the message says why and what to do."""
 
 
 class Caption(NamedTuple):
@@ -69,7 +69,7 @@ class Captioner:
             words = _read(place / VOCABULARY).decode("utf-8").split("\n")[:-1]
             if len(words) != model["sizes"]["vocabulary"]:
                 raise ExportError(
-                    f"{place / VOCABULARY} has {len(words):,} words, but the model another number of them"
+                    f"{place / VOCABULARY} has {len(words):,} words, which is not the number that the model has"
                 )
             weights = read_safetensors(place / WEIGHTS)
             _check_weights(weights, model, place / WEIGHTS)
@@ -439,7 +439,7 @@ def _compiled_loops() -> _Loops:
 
 def read_safetensors(path: Path | str) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file, mapped into memory: what is not used is not read."""
-    damaged = f"{path} is damaged or no safetensors file"
+    damaged = f"{path} is damaged or not a safetensors file"
     try:
         with Path(path).open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -455,7 +455,7 @@ def read_safetensors(path: Path | str) -> dict[str, np.ndarray]:
         for name, entry in header.items():
             shape, (begin, end) = entry["shape"], entry["data_offsets"]
             if entry["dtype"] not in _TYPES:
-                raise ExportError(f"{path}: {name!r} has the type {entry['dtype']}, and only F32 and I32 are read")
+                raise ExportError(f"{path}: {name!r} has the type {entry['dtype']}, but only F32 and I32 are supported")
             count = math.prod(shape)
             if end - begin != 4 * count or begin < 0:
                 raise ExportError(f"{damaged}: {name!r} is not as long as its shape")
@@ -492,12 +492,12 @@ def _read_model(path: Path) -> dict[str, Any]:
     try:
         model = json.loads(text)
     except ValueError as error:
-        raise ExportError(f"{path} is no JSON ({error}): export it again") from error
+        raise ExportError(f"{path} is not valid JSON ({error}): export it again") from error
     if not isinstance(model, dict) or model.get("kind") != KIND:
-        raise ExportError(f"{path} is not of an exported captioner: make one with `corollout export`")
+        raise ExportError(f"{path} does not belong to an exported captioner: make one with `corollout export`")
     if model.get("version") != VERSION:
         raise ExportError(
-            f"{path} is of version {model.get('version')!r}, and this file reads {VERSION}: export it again"
+            f"{path} has version {model.get('version')!r}, but this runtime reads version {VERSION}: export it again"
         )
     return model
 
@@ -528,7 +528,7 @@ def _check_weights(weights: dict[str, np.ndarray], model: dict[str, Any], path: 
         kind = "I32" if name == "children" else "F32"
         if weights[name].shape != shape or weights[name].dtype != _TYPES[kind]:
             raise ExportError(
-                f"{path}: {name!r} is {weights[name].dtype} of shape {list(weights[name].shape)}, and should be {kind} "
+                f"{path}: {name!r} is {weights[name].dtype} of shape {list(weights[name].shape)}, but should be {kind} "
                 f"of {list(shape)}: export it again"
             )
     if model["head"] == "tree":
@@ -536,7 +536,7 @@ def _check_weights(weights: dict[str, np.ndarray], model: dict[str, Any], path: 
         inner = len(below)
         # Children come after their parents, so every walk ends.
         if not np.where(below < 0, ~below <= inner, (below > np.arange(inner)[:, None]) & (below < inner)).all():
-            raise ExportError(f"{path}: 'children' is no tree: export it again")
+            raise ExportError(f"{path}: 'children' is not a tree: export it again")
 
 
 def _checked_ids(ids: Sequence[int] | np.ndarray | None, count: int) -> np.ndarray:
@@ -589,8 +589,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", action="store_true", help="sample, instead of taking the most probable word")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the samples [default: 0]")
     parser.add_argument("--ids", type=Path, help="ids of the images, by which they sample, as .npy [default: 0, 1, …]")
-    parser.add_argument("--json", action="store_true", help="print a JSON object a line, one for each caption")
-    parser.add_argument("--no-numba", action="store_true", help="do without numba, even if it is there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line for each caption")
+    parser.add_argument("--no-numba", action="store_true", help="do not use numba, even if it is installed")
     arguments = parser.parse_args(given)
     try:
         if arguments.beam is not None and (arguments.sample or arguments.beam < 1):

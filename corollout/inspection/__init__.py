@@ -1,1 +1,1 @@
-"""The rollouts and the credit behind one gradient estimate."""
+"""Looking at single examples: the credit behind a gradient estimate, and generated sequences."""

@@ -1,58 +1,78 @@
-"""One gradient estimate for one example, taken apart: all that was sampled, what it earned, what each reward did."""
+"""One gradient estimate for one example, taken apart: what was sampled, its rewards, and what each of them did."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from corollout.config import argument, option, switch
 from corollout.estimators import make_estimator
-from corollout.estimators.plans import ContrastPlan, GroupPlan, SetPlan
-from corollout.estimators.score import Reinforce
+from corollout.estimators.plans import ContrastPlan, GroupPlan, Logits, SetPlan
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task
-from corollout.tasks.views import Subject, check_number, subject_of
+from corollout.tasks.views import ExampleView
 from corollout.training import Estimate, estimate
+from corollout.training.run_weights import WEIGHTS_HELP, open_run
 from corollout.training.runs import Run
-from corollout.training.start import open_run
-from corollout.types import Cost, Trajectories, full_precision
-
-ALONE = "The baseline of REINFORCE is the mean reward of the batch's other examples: for one alone there is none."
+from corollout.types import Cost, full_precision
 
 Tone = Literal["good", "bad", "even"]
 
 
 @dataclass(frozen=True)
+class InspectSettings:
+    """Which estimate is inspected, and how it is shown."""
+
+    run: Path = argument("Run directory.")
+    split: str = option("val", "Split of the example: train, val or test.")
+    index: int = option(0, "Index of the example in the split, from 0.", flags=("--index", "--number", "--task"))
+    estimator: str | None = option(None, "Estimator: arsm, ars-5, mc-2, rloo-8, …. [default: the run's, or arsm]")
+    seed: int = option(0, "Seed of all sampling.")
+    weights: str = option("best", WEIGHTS_HELP)
+    branches: int = option(
+        8, "Branches of a step to print, the most important ones; 0 for all.", least=0, flags=("--branches", "--most")
+    )
+    json: bool = switch("Print everything as a JSON object.")
+    html: Path | None = option(None, "Write a page with everything to this file.", metavar="<file>")
+
+
+@dataclass(frozen=True)
 class Branch:
-    """A departure from a main sequence: its first token, how it came about, and the whole sequence it became."""
+    """A departure from a main sequence: its first token, how it was chosen, and the completed sequence."""
 
     token: int
     kind: Literal["pseudo-action", "greedy", "completion"]
-    sequence: list[int]  # end token included
+    sequence: list[int]  # with the end token
     reward: float
     norm: float  # of the coefficients
-    credit: Callable[[], Float[Tensor, "step vocab"]] = field(repr=False)
+    # d gradient / d reward at the steps of its main sequence; not stored, because there may be thousands.
+    coefficients: Callable[[], Float[Tensor, "step vocab"]] = field(repr=False)
 
-    @property
-    def coefficients(self) -> Float[Tensor, "step vocab"]:
-        """d gradient / d reward, at the steps of its main sequence; computed anew, for thousands of them are large."""
-        return self.credit()
+    def to_json(self, view: ExampleView) -> dict[str, Any]:
+        return {
+            "token": view.tokens([self.token])[0],
+            "kind": self.kind,
+            "coefficient_norm": self.norm,
+            "reward": self.reward,
+            "tokens": view.tokens(self.sequence),
+        }
 
 
 @dataclass(frozen=True)
 class Step:
-    """A token of a main sequence, the branches that leave it there, and the gradient for its logits."""
+    """A token of a main sequence, the branches that leave it here, and the gradient for its logits."""
 
     token: int
     probability: float
     gradient: Float[Tensor, " vocab"]
-    advantage: float | None  # A, if the gradient is weight · A (e_token − p), as score-function estimators have it
-    by_words: bool  # whether there is a logit for each token; else there is one for each decision in a tree
+    advantage: float | None  # A, if the gradient is weight · A (e_token − p), as with score-function estimators
+    has_token_logits: bool  # a logit for each token, not for each decision in a tree
     branches: tuple[Branch, ...]
 
     @property
@@ -61,33 +81,46 @@ class Step:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the gradient is zero exactly."""
+        """Whether the gradient is exactly zero."""
         return not bool(self.gradient.any())
 
     @property
-    def raised(self) -> tuple[int, float] | None:
-        """The token whose logit the gradient raises most, and its entry; None if several are equal, or in a tree."""
-        return _only(self.gradient, self.gradient.max()) if self.by_words else None
+    def moves(self) -> list[tuple[int, float] | None]:
+        """The tokens whose logits the gradient raises and lowers most, and by how much; None if there are several, or
+        in a tree."""
+        moves: list[tuple[int, float] | None] = []
+        for value in (self.gradient.max(), self.gradient.min()):
+            tokens = (self.gradient == value).nonzero()
+            is_one = self.has_token_logits and len(tokens) == 1
+            moves.append((int(tokens), float(value)) if is_one else None)
+        return moves
 
-    @property
-    def lowered(self) -> tuple[int, float] | None:
-        """The token whose logit the gradient lowers most, and its entry; None if several are equal, or in a tree."""
-        return _only(self.gradient, self.gradient.min()) if self.by_words else None
+    def to_json(self, view: ExampleView) -> dict[str, Any]:
+        raised, lowered = (move and (view.tokens([move[0]])[0], move[1]) for move in self.moves)
+        return {
+            "token": view.tokens([self.token])[0],
+            "probability": self.probability,
+            "advantage": self.advantage,
+            "gradient_norm": self.norm,
+            "raised_most": raised,
+            "lowered_most": lowered,
+            "branches": [branch.to_json(view) for branch in self.branches],
+        }
 
 
 @dataclass(frozen=True)
 class MainSequence:
     """A main sequence, step by step."""
 
-    sequence: list[int]  # end token included
+    sequence: list[int]  # with the end token
     reward: float
     probability: float
-    weight: float | None  # among its context's sequences, if its steps have advantages
+    weight: float | None  # among the sequences of its context, if its steps have advantages
     steps: tuple[Step, ...]
 
     @property
     def advantage(self) -> float | None:
-        """The advantage, if all steps have the same."""
+        """The advantage, if it is the same at all steps."""
         advantages = {step.advantage for step in self.steps}
         return advantages.pop() if len(advantages) == 1 else None
 
@@ -99,219 +132,182 @@ class MainSequence:
     def rollouts(self) -> int:
         return sum(len(step.branches) for step in self.steps)
 
+    def to_json(self, view: ExampleView) -> dict[str, Any]:
+        return {
+            "tokens": view.tokens(self.sequence),
+            "reward": self.reward,
+            "probability": self.probability,
+            "weight": self.weight,
+            "gradient_norm": self.norm,
+            "steps": [step.to_json(view) for step in self.steps],
+        }
+
 
 @dataclass(frozen=True)
 class Inspection:
-    """The estimate for an example, and the example itself."""
+    """An estimate for an example, and the example itself."""
 
-    split: str
-    number: int  # of the example, in the split
-    id: int
+    view: ExampleView
     estimator: str
-    reward: str  # which of the task's rewards
+    reward: str  # name of one of the task's rewards
     seed: int
-    subject: Subject
     mains: list[MainSequence]
     cost: Cost
     note: str = ""
 
     @property
     def is_flat(self) -> bool:
-        """Whether there are only whole sequences that are compared with each other, and nothing branches off."""
+        """Whether whole sequences are compared with each other, without branches."""
         return self.cost.rollouts == 0 and all(main.advantage is not None for main in self.mains)
 
     @property
-    def steps(self) -> int:
-        return sum(len(main.steps) for main in self.mains)
-
-    @property
-    def zero_steps(self) -> int:
-        """Steps with a gradient that is zero exactly."""
-        return sum(step.is_zero for main in self.mains for step in main.steps)
-
-    @property
-    def rollouts_per_step(self) -> float:
-        return self.cost.rollouts / self.steps
-
-    @property
-    def mean_reward(self) -> float:
-        """Of the main sequences."""
-        return sum(main.reward for main in self.mains) / len(self.mains)
-
-    @property
     def norm(self) -> float:
-        """Of the whole gradient."""
+        """The norm of the whole gradient."""
         return sum(main.norm**2 for main in self.mains) ** 0.5
 
-    def tone(self, main: MainSequence, branch: Branch | None = None) -> Tone:
-        """Whether the reward of a main sequence, or of a branch of it, is a good one.
+    @cached_property
+    def totals(self) -> dict[str, float | int]:
+        """The numbers of the estimate as a whole."""
+        steps = [step for main in self.mains for step in main.steps]
+        return {
+            "rollouts": self.cost.rollouts,
+            "rollouts_per_step": self.cost.rollouts / len(steps),
+            "tokens": self.cost.tokens,
+            "reward_calls": self.cost.reward_calls,
+            "mean_reward": sum(main.reward for main in self.mains) / len(self.mains),  # of the main sequences
+            "gradient_norm": self.norm,
+            "steps": len(steps),
+            "zero_steps": sum(step.is_zero for step in steps),
+        }
 
-        Right is good, and wrong is bad. A graded reward is good or bad beside others: that of a branch beside its main
-        sequence's, that of a sequence which is compared with others beside theirs.
+    def tone(self, main: MainSequence, branch: Branch | None = None) -> Tone:
+        """Whether the reward of a main sequence, or of one of its branches, is good.
+
+        If rewards are right or wrong, right is good. A graded reward is compared: that of a branch with that of its
+        main sequence, that of a whole sequence with those of the others.
         """
-        if not self.subject.graded:
+        if not self.view.is_graded:
             return "good" if (branch or main).reward > 0 else "bad"
         if branch is not None:
-            gap = branch.reward - main.reward
+            difference = branch.reward - main.reward
         else:
-            gap = (main.advantage or 0.0) if self.is_flat else 0.0
-        return "even" if abs(gap) < 5e-4 else "good" if gap > 0 else "bad"
+            difference = (main.advantage or 0.0) if self.is_flat else 0.0
+        return "even" if abs(difference) < 5e-4 else "good" if difference > 0 else "bad"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the vectors, of which only the norms are included, with tokens by name."""
+        return {
+            **self.view.identity(),
+            "estimator": self.estimator,
+            "reward": self.reward,
+            "seed": self.seed,
+            **self.view.record(),
+            "mains": [main.to_json(self.view) for main in self.mains],
+            "totals": self.totals,
+        }
 
 
-def inspect_run(
-    directory: Path,
-    *,
-    split: str = "val",
-    number: int = 0,
-    estimator: str | None = None,
-    seed: int = 0,
-    weights: str = "best",
-) -> Inspection:
-    """Take apart an estimate with a run's weights and reward; the estimator is the run's own, or its head's ARSM."""
-    config = Run.open(directory).config
-    own = config.get("finetune", {})
-    usual = "bt-arsm" if config.get("model", {}).get("head") == "tree" else "arsm"
-    name = estimator or own.get("estimator", usual)
-    make_estimator(name)  # a wrong name is said before anything is loaded
-    task, engine = open_run(directory, weights)
-    return inspect_example(task, engine, split, number, name, own.get("reward"), seed)
+def inspect_run(settings: InspectSettings) -> Inspection:
+    """Take apart an estimate with a run's weights and reward; by default with its estimator, or ARSM of its head."""
+    config = Run.open(settings.run).config
+    finetuning = config.get("finetune", {})
+    default = "bt-arsm" if config.get("model", {}).get("head") == "tree" else "arsm"
+    estimator = settings.estimator or finetuning.get("estimator", default)
+    make_estimator(estimator)  # an unknown name is reported before anything is loaded
+    task, engine = open_run(settings.run, settings.weights)
+    return inspect_example(
+        task, engine, settings.split, settings.index, estimator, finetuning.get("reward"), settings.seed
+    )
 
 
 def inspect_example(
-    task: Task,
-    engine: Engine,
-    split: str,
-    number: int,
-    estimator: str,
-    reward: str | None = None,
-    seed: int = 0,
+    task: Task, engine: Engine, split: str, index: int, estimator: str, reward: str | None = None, seed: int = 0
 ) -> Inspection:
-    """Take apart an estimate for one example of a split; the reward is the one named, or the task's usual one."""
+    """Take apart an estimate for one example of a split, by default with the task's default reward."""
     examples = task.split(split)
-    check_number(task, examples, split, number)
-    method = make_estimator(estimator)
-    kind = task.rewards[0] if reward is None else reward
-    batch = examples.columns.batch([number], task.device)
-    found = estimate(engine, batch, task.reward(kind, examples), method, Noise(seed))
-    return Inspection(
-        split=split,
-        number=number,
-        id=int(batch.examples[0]),
-        estimator=estimator,
-        reward=kind,
-        seed=seed,
-        subject=subject_of(task, examples, number),
-        mains=take_apart(found),
-        cost=found.cost,
-        note=ALONE if isinstance(method, Reinforce) and method.samples == 1 else "",
-    )
+    view = task.view(split, examples, index)
+    made, reward = make_estimator(estimator), reward or task.rewards[0]
+    batch = examples.columns.batch([index], task.device)
+    sample = estimate(engine, batch, task.reward(reward, examples), made, Noise(seed))
+    return Inspection(view, estimator, reward, seed, take_apart(sample), sample.cost, made.note_for_one_context)
 
 
-def take_apart(found: Estimate) -> list[MainSequence]:
+def take_apart(sample: Estimate) -> list[MainSequence]:
     """The main sequences of an estimate with their branches."""
-    trajectories = found.trajectories
-    logits = full_precision(found.logits.detach())
-    probabilities = _probabilities(trajectories, logits).tolist()
-    branches = _branches(found, logits)
-    weights, advantages = _advantages(found, logits) or (None, None)
+    trajectories, logits = sample.trajectories, full_precision(sample.logits.detach())
+    if trajectories.decisions is None:
+        probabilities = logits.softmax(2).gather(2, trajectories.tokens[:, :, None]).squeeze(2)
+    else:
+        probabilities = trajectories.decisions.log_probs(logits).exp()
+    branches = _branches(sample, logits)
+    weights, advantages = _advantages(sample, logits) or (None, None)
     mains = []
-    lengths = trajectories.lengths.tolist()
     for row, tokens in enumerate(trajectories.tokens.tolist()):
+        length = int(trajectories.lengths[row])
         steps = tuple(
             Step(
                 token=tokens[t],
-                probability=probabilities[row][t],
-                gradient=found.gradient[row, t],
-                advantage=None if advantages is None else advantages[row][t],
-                by_words=trajectories.decisions is None,
+                probability=float(probabilities[row, t]),
+                gradient=sample.gradient[row, t],
+                advantage=None if advantages is None else float(advantages[row, t]),
+                has_token_logits=trajectories.decisions is None,
                 branches=tuple(branches.get((row, t), ())),
             )
-            for t in range(lengths[row])
+            for t in range(length)
         )
-        mains.append(
-            MainSequence(
-                sequence=tokens[: lengths[row]],
-                reward=float(found.rewards[row]),
-                probability=float(trajectories.log_probs[row].exp()),
-                weight=None if weights is None else weights[row],
-                steps=steps,
-            )
-        )
+        probability = float(trajectories.log_probs[row].exp())
+        weight = None if weights is None else float(weights[row])
+        mains.append(MainSequence(tokens[:length], float(sample.rewards[row]), probability, weight, steps))
     return mains
 
 
-def _probabilities(trajectories: Trajectories, logits: Float[Tensor, "row step vocab"]) -> Float[Tensor, "row step"]:
-    """Of the main sequences' tokens."""
-    if trajectories.decisions is not None:
-        return trajectories.decisions.log_probs(logits).exp()
-    return logits.softmax(2).gather(2, trajectories.tokens[:, :, None]).squeeze(2)
-
-
-def _branches(found: Estimate, logits: Float[Tensor, "row step vocab"]) -> dict[tuple[int, int], list[Branch]]:
+def _branches(sample: Estimate, logits: Logits) -> dict[tuple[int, int], list[Branch]]:
     """The branches by main sequence and step."""
-    plan, mains = found.plan, len(found.trajectories.tokens)
-    rows = zip(
-        plan.branches.parent.tolist(),
-        plan.branches.step.tolist(),
-        plan.branches.greedy.tolist(),
-        found.completed.tokens.tolist(),
-        found.completed.lengths.tolist(),
-        strict=True,
-    )
-    places: dict[tuple[int, int], list[Branch]] = {}
-    for source, (parent, step, greedy, tokens, length) in enumerate(rows, start=mains):
-        credit = partial(_coefficients, found, logits, source, parent)
-        token = tokens[step]  # of a tree's branches only this says which word they begin with
-        is_own = token == int(found.trajectories.tokens[parent, step])
+    mains, plan = sample.trajectories, sample.plan
+
+    def coefficients(source: int, parent: int) -> Float[Tensor, "step vocab"]:
+        """The gradient, which is linear in the rewards, if this reward is 1 and all others 0."""
+        unit = torch.zeros_like(sample.rewards)
+        unit[source] = 1.0
+        return plan.gradient(unit, logits)[parent, : int(mains.lengths[parent])]
+
+    branches: dict[tuple[int, int], list[Branch]] = {}
+    for index, tokens in enumerate(sample.completed.tokens.tolist()):
+        parent, step = int(plan.branches.parent[index]), int(plan.branches.step[index])
+        source = len(mains.tokens) + index
+        token = tokens[step]  # the branches of a tree do not name their first token elsewhere
+        is_same, is_greedy = token == int(mains.tokens[parent, step]), bool(plan.branches.greedy[index])
         branch = Branch(
             token=token,
-            kind="completion" if is_own else "greedy" if greedy else "pseudo-action",
-            sequence=tokens[:length],
-            reward=float(found.rewards[source]),
-            norm=float(credit().norm()),
-            credit=credit,
+            kind="completion" if is_same else "greedy" if is_greedy else "pseudo-action",
+            sequence=tokens[: int(sample.completed.lengths[index])],
+            reward=float(sample.rewards[source]),
+            norm=float(coefficients(source, parent).norm()),
+            coefficients=partial(coefficients, source, parent),
         )
-        places.setdefault((parent, step), []).append(branch)
-    return places
+        branches.setdefault((parent, step), []).append(branch)
+    return branches
 
 
-def _coefficients(
-    found: Estimate, logits: Float[Tensor, "row step vocab"], source: int, parent: int
-) -> Float[Tensor, "own vocab"]:
-    """The gradient is linear in the rewards: what a reward of 1 does alone are its coefficients."""
-    alone = torch.zeros_like(found.rewards)
-    alone[source] = 1.0
-    return found.plan.gradient(alone, logits)[parent, : int(found.trajectories.lengths[parent])]
-
-
-def _advantages(
-    found: Estimate, logits: Float[Tensor, "row step vocab"]
-) -> tuple[list[float], list[list[float]]] | None:
+def _advantages(sample: Estimate, logits: Logits) -> tuple[Float[Tensor, " row"], Float[Tensor, "row step"]] | None:
     """The weight of each main sequence and A of its steps, if the gradient is weight · A (e_token − p)."""
-    plan, rows = found.plan, len(logits)
+    plan, rows, scale = sample.plan, len(logits), 1.0
     if isinstance(plan, GroupPlan):
         weight, plan = plan.weight, replace(plan, weight=torch.ones_like(plan.weight))
-        scale = 1.0
     elif isinstance(plan, SetPlan):
-        there = plan.table >= 0
-        weight = plan.weight.new_zeros(rows).index_put_((plan.table[there],), plan.weight[there])
-        plan, scale = replace(plan, weight=torch.ones_like(plan.weight)), 1.0
+        valid = plan.table >= 0
+        weight = plan.weight.new_zeros(rows).index_put_((plan.table[valid],), plan.weight[valid])
+        plan = replace(plan, weight=torch.ones_like(plan.weight))
     elif isinstance(plan, ContrastPlan) and plan.centre == "policy":
-        weight, scale = torch.full((rows,), 1 / rows), float(rows)  # a context's sequences are averaged
+        weight, scale = torch.full((rows,), 1 / rows), float(rows)  # the sequences of a context are averaged
     else:
         return None
-    uniform = plan.gradient(found.rewards, torch.zeros_like(logits))
-    made = found.trajectories.decisions
-    if made is not None:
-        # Of A (bit − ½), the root's entry is ± A/2.
-        signs = 2 * made.bits[:, :, 0].double() - 1
-        return weight.tolist(), (2 * scale * signs * uniform[:, :, 0].double()).tolist()
-    # Of A (e_token − p) with p = 1/V, the token's own entry is A (1 − 1/V).
+    uniform = plan.gradient(sample.rewards, torch.zeros_like(logits)).double()
+    decisions = sample.trajectories.decisions
+    if decisions is not None:
+        # In A (bit − ½), the root's entry is ± A/2.
+        return weight, 2 * scale * (2 * decisions.bits[:, :, 0].double() - 1) * uniform[:, :, 0]
+    # In A (e_token − p) with p = 1/V, the token's own entry is A (1 − 1/V).
     vocab = logits.shape[2]
-    own = uniform.gather(2, found.trajectories.tokens[:, :, None]).squeeze(2)
-    return weight.tolist(), (own.double() * (scale * vocab / (vocab - 1))).tolist()
-
-
-def _only(gradient: Float[Tensor, " vocab"], value: Float[Tensor, ""]) -> tuple[int, float] | None:
-    places = (gradient == value).nonzero()
-    return (int(places), float(value)) if len(places) == 1 else None
+    entry = uniform.gather(2, sample.trajectories.tokens[:, :, None]).squeeze(2)
+    return weight, entry * (scale * vocab / (vocab - 1))

@@ -1,15 +1,14 @@
 """A gradient estimate as a page: the main sequence as a trunk, its branches beside it, rewards in colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from corollout.inspection.credit import Branch, Inspection, MainSequence, Step
 from corollout.reports import html
 from corollout.reports.tables import reward_text
-from corollout.tasks.show import subject_html, subject_style, tokens_html
 
-_STYLE = """
+_CSS = """
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem 1.6rem; }
 .tile { font-size: .85rem; color: var(--soft); }
 .tile b { display: block; font-size: 1.35rem; line-height: 1.3; color: var(--ink); font-variant-numeric: tabular-nums; }
@@ -61,69 +60,76 @@ ol.samples .head { margin-bottom: .3rem; }
   details summary { padding-left: 1.1rem; }
 }
 """
-_AT_ONCE = 6  # branches of a step that are shown unasked
-_READING_TREE = (
-    "Down the trunk go the tokens of the main {written}, each with its probability p and the norm ‖g‖ of the gradient "
+_SHOWN = 6  # branches of a step that are not folded away
+_TREE_HELP = (
+    "Down the trunk are the tokens of the main {noun}, each with its probability p and the norm ‖g‖ of the gradient "
     "for the logits it was drawn from; a hollow circle is a gradient of exactly zero. ↑ and ↓ name the tokens whose "
-    "logits it raises and lowers most. A branch leaves the {written} with the token in the frame and is completed by "
-    "itself; in front stands its reward, {colours}, which enters the gradient with coefficients, of norm ‖C‖, that "
-    "were known before it was rolled out."
+    "logits are raised and lowered most. A branch leaves the {noun} with the framed token and is completed on its own; "
+    "its reward stands in front, {colours}, and enters the gradient with coefficients, of norm ‖C‖, that were known "
+    "before the rollout."
 )
-_READING_SAMPLES = (
-    "Whole {written}s are compared with each other: the gradient for the logits of each token is weight × "
-    "advantage × (e − p), where e stands for the token that was drawn and p for the probabilities of all of them. The "
-    "paler a token, the less probable it was."
+_SAMPLES_HELP = (
+    "Whole {noun}s are compared with each other: the gradient for the logits of each token is weight × advantage × "
+    "(e − p), where e is one-hot at the token that was drawn and p are the probabilities of all tokens. The paler a "
+    "token, the less probable it was."
 )
 
 
-def inspection_page(found: Inspection, facts: Mapping[str, Any]) -> str:
+def inspection_page(inspection: Inspection, facts: Mapping[str, Any]) -> str:
     """The page of an estimate."""
-    subject = found.subject
-    written = subject.written
-    colours = f"green above the main {written}'s and red below it" if subject.graded else "green if it is positive"
-    if found.is_flat:
-        heading, reading = f"{written.capitalize()}s", _READING_SAMPLES.format(written=written)
-        body = _samples(found)
-    else:
-        heading, reading = f"Main {written} and branches", _READING_TREE.format(written=written, colours=colours)
-        body = "".join(_tree(found, main) for main in found.mains)
-    where = f"{subject.task}, {found.split} {subject.noun} {found.number}, seed {found.seed}"
-    note = html.paragraph(found.note) if found.note else ""
+    view = inspection.view
+    example = f"{view.split_name} {view.example_noun} {view.index}, seed {inspection.seed}"
+    totals, *rest = inspection_sections(inspection)
     return html.page(
         "One gradient estimate, taken apart",
-        f"How {found.estimator} makes a gradient of rewards: {where}.",
-        [
-            ("Totals", _totals(found) + note),
-            (f"The {subject.noun}", subject_html(subject)),
-            (heading, html.paragraph(reading) + body),
-            ("How this was made", html.facts(facts)),
-        ],
-        style=_STYLE + subject_style(subject),
+        f"How {inspection.estimator} turns rewards into a gradient: {example}.",
+        [totals, (f"The {view.example_noun}", view.html()), *rest, ("How this was made", html.facts(facts))],
+        style=inspection_css(inspection),
     )
 
 
-def _totals(found: Inspection) -> str:
+def inspection_css(inspection: Inspection) -> str:
+    return _CSS + inspection.view.css
+
+
+def inspection_sections(inspection: Inspection) -> list[tuple[str, str]]:
+    """Titles and contents of the sections about the estimate itself."""
+    view, noun = inspection.view, inspection.view.output_noun
+    if inspection.is_flat:
+        heading, help = f"{noun.capitalize()}s", _SAMPLES_HELP.format(noun=noun)
+        body = _samples(inspection)
+    else:
+        colours = f"green above the main {noun}'s and red below it" if view.is_graded else "green if it is positive"
+        heading, help = f"Main {noun} and branches", _TREE_HELP.format(noun=noun, colours=colours)
+        body = "".join(_tree(inspection, main) for main in inspection.mains)
+    note = html.paragraph(inspection.note) if inspection.note else ""
+    return [("Totals", _totals(inspection) + note), (heading, html.paragraph(help) + body)]
+
+
+def _totals(inspection: Inspection) -> str:
+    totals, reward = inspection.totals, "reward" if len(inspection.mains) == 1 else "mean reward"
     tiles = {
-        "rollouts": f"{found.cost.rollouts}",
-        "rollouts per step": f"{found.rollouts_per_step:.2f}",
-        f"{'reward' if len(found.mains) == 1 else 'mean reward'}, {found.reward}": f"{found.mean_reward:.3g}",
-        "‖gradient‖": f"{found.norm:.3g}",
-        "steps with gradient exactly zero": f"{found.zero_steps} of {found.steps}",
-        "tokens generated": f"{found.cost.tokens}",
+        "rollouts": f"{totals['rollouts']}",
+        "rollouts per step": f"{totals['rollouts_per_step']:.2f}",
+        f"{reward}, {inspection.reward}": f"{totals['mean_reward']:.3g}",
+        "‖gradient‖": f"{inspection.norm:.3g}",
+        "steps with gradient exactly zero": f"{totals['zero_steps']} of {totals['steps']}",
+        "tokens generated": f"{totals['tokens']}",
     }
     cells = "".join(f'<div class="tile"><b>{value}</b>{escape(name)}</div>' for name, value in tiles.items())
     return f'<div class="tiles">{cells}</div>'
 
 
-def _tree(found: Inspection, main: MainSequence) -> str:
-    most = max((step.norm for step in main.steps), default=0.0)
+def _tree(inspection: Inspection, main: MainSequence) -> str:
+    largest = max((step.norm for step in main.steps), default=0.0)
     heaviest = max((branch.norm for step in main.steps for branch in step.branches), default=0.0)
-    entries = "".join(_step(found, number, step, main, most, heaviest) for number, step in enumerate(main.steps))
-    sentence = f'<p class="main">{tokens_html(found.subject, main.sequence)}</p>' if found.subject.prose else ""
-    return f'{_head(found, main)}{sentence}<ol class="trunk">{entries}</ol>'
+    steps = [_step(inspection, index, step, main, largest, heaviest) for index, step in enumerate(main.steps)]
+    view = inspection.view
+    sentence = f'<p class="main">{view.tokens_html(main.sequence)}</p>' if view.is_prose else ""
+    return f'{_head(inspection, main)}{sentence}<ol class="trunk">{"".join(steps)}</ol>'
 
 
-def _head(found: Inspection, main: MainSequence) -> str:
+def _head(inspection: Inspection, main: MainSequence) -> str:
     facts = [f"probability {main.probability:.2g}", f"‖g‖ {main.norm:.3g}"]
     if main.rollouts:
         facts.append(f"rollouts {main.rollouts}")
@@ -131,70 +137,66 @@ def _head(found: Inspection, main: MainSequence) -> str:
         facts.append(f"advantage {main.advantage:+.3g}")
     if main.weight is not None and main.weight != 1:
         facts.append(f"weight {main.weight:.3g}")
-    numbers = "".join(f'<span class="number">{fact}</span>' for fact in facts)
-    return f'<div class="head"><span>reward {_reward(found, main)}</span>{numbers}</div>'
+    return f'<div class="head"><span>reward {_reward(inspection, main)}</span>{"".join(map(_number, facts))}</div>'
 
 
-def _step(found: Inspection, number: int, step: Step, main: MainSequence, most: float, heaviest: float) -> str:
-    subject = found.subject
-    parts = [tokens_html(subject, [step.token]), f'<span class="number">p {step.probability:.3f}</span>']
+def _step(inspection: Inspection, index: int, step: Step, main: MainSequence, largest: float, heaviest: float) -> str:
+    view = inspection.view
+    parts = [view.tokens_html([step.token]), _number(f"p {step.probability:.3f}")]
     if step.advantage is not None and main.advantage is None:
-        parts.append(f'<span class="number">advantage {step.advantage:+.2f}</span>')
+        parts.append(_number(f"advantage {step.advantage:+.2f}"))
     if not step.is_zero:
-        parts.append(f'<span class="number">{_meter(step.norm, most)}‖g‖ {step.norm:.2g}</span>')
-    for kind, arrow, entry in (("up", "↑", step.raised), ("down", "↓", step.lowered)):
-        if entry is not None:
-            (name,) = subject.words([entry[0]])
-            parts.append(f'<span class="{kind}">{arrow} {escape(name)} {entry[1]:+.2g}</span>')
-    entries = [
-        _branch(found, number, main, branch, heaviest)
-        for branch in sorted(step.branches, key=lambda branch: -branch.norm)
-    ]
-    kind = "" if step.is_zero else ' class="moved"'
-    return f'<li{kind}><div class="node">{"".join(parts)}</div>{_branches(entries)}</li>\n'
+        parts.append(_norm("‖g‖", step.norm, largest))
+    for css_class, arrow, move in zip(("up", "down"), "↑↓", step.moves, strict=True):
+        if move is not None:
+            token = escape(view.tokens([move[0]])[0])
+            parts.append(f'<span class="{css_class}">{arrow} {token} {move[1]:+.2g}</span>')
+    ordered = sorted(step.branches, key=lambda branch: -branch.norm)
+    branches = [_branch(inspection, index, main, branch, heaviest) for branch in ordered]
+    below = f'<ul class="branches">{"".join(branches[:_SHOWN])}</ul>' if branches else ""
+    if len(branches) > _SHOWN:
+        folded = f'<ul class="branches">{"".join(branches[_SHOWN:])}</ul>'
+        count = f"{len(branches) - _SHOWN} more, which count less"
+        below += f"<details><summary>{count}</summary>{folded}</details>"
+    moved = "" if step.is_zero else ' class="moved"'
+    return f'<li{moved}><div class="node">{"".join(parts)}</div>{below}</li>\n'
 
 
-def _branches(entries: Sequence[str]) -> str:
-    if not entries:
-        return ""
-    first, others = entries[:_AT_ONCE], entries[_AT_ONCE:]
-    shown = f'<ul class="branches">{"".join(first)}</ul>'
-    if others:
-        rest = f'<ul class="branches">{"".join(others)}</ul>'
-        shown += f"<details><summary>{len(others)} more, which count less</summary>{rest}</details>"
-    return shown
-
-
-def _branch(found: Inspection, number: int, main: MainSequence, branch: Branch, heaviest: float) -> str:
-    subject = found.subject
+def _branch(inspection: Inspection, index: int, main: MainSequence, branch: Branch, heaviest: float) -> str:
+    view = inspection.view
     kind = "" if branch.kind == "pseudo-action" else f' <span class="kind">{branch.kind}</span>'
-    # A sentence is read from its beginning; programs are long, and begin as the main one.
-    begun = subject.words(branch.sequence[:number]) if subject.prose else []
-    before = f'<span class="before">{escape(" ".join(begun))}</span> ' if begun else ""
+    # A sentence is read from its beginning; other sequences are long, and begin as the main one.
+    start = view.tokens(branch.sequence[:index]) if view.is_prose else []
+    before = f'<span class="before">{escape(" ".join(start))}</span> ' if start else ""
     return (
-        f"<li>{_reward(found, main, branch)}"
-        f'<span>{before}<span class="taken">{tokens_html(subject, [branch.token])}</span>{kind} '
-        f"{tokens_html(subject, branch.sequence[number + 1 :])}</span>"
-        f'<span class="number">{_meter(branch.norm, heaviest)}‖C‖ {branch.norm:.2g}</span></li>\n'
+        f"<li>{_reward(inspection, main, branch)}"
+        f'<span>{before}<span class="taken">{view.tokens_html([branch.token])}</span>{kind} '
+        f"{view.tokens_html(branch.sequence[index + 1 :])}</span>"
+        f"{_norm('‖C‖', branch.norm, heaviest)}</li>\n"
     )
 
 
-def _samples(found: Inspection) -> str:
+def _samples(inspection: Inspection) -> str:
     entries = []
-    for main in found.mains:
+    for main in inspection.mains:
         tokens = "".join(
             f'<span title="probability {step.probability:.3f}" style="opacity:{0.5 + 0.5 * step.probability:.2f}">'
-            f"{tokens_html(found.subject, [step.token])}</span>"
+            f"{inspection.view.tokens_html([step.token])}</span>"
             for step in main.steps
         )
-        entries.append(f'<li>{_head(found, main)}<div class="strip">{tokens}</div></li>\n')
+        entries.append(f'<li>{_head(inspection, main)}<div class="strip">{tokens}</div></li>\n')
     return f'<ol class="samples">{"".join(entries)}</ol>'
 
 
-def _meter(value: float, most: float) -> str:
-    share = 100 * value / most if most else 0.0
-    return f'<span class="meter"><i style="width:{share:.0f}%"></i></span>'
+def _number(content: str) -> str:
+    return f'<span class="number">{content}</span>'
 
 
-def _reward(found: Inspection, main: MainSequence, branch: Branch | None = None) -> str:
-    return f'<span class="reward {found.tone(main, branch)}">{reward_text((branch or main).reward)}</span>'
+def _norm(name: str, value: float, largest: float) -> str:
+    """A norm, with a bar that compares it with the largest."""
+    share = 100 * value / largest if largest else 0.0
+    return _number(f'<span class="meter"><i style="width:{share:.0f}%"></i></span>{name} {value:.2g}')
+
+
+def _reward(inspection: Inspection, main: MainSequence, branch: Branch | None = None) -> str:
+    return f'<span class="reward {inspection.tone(main, branch)}">{reward_text((branch or main).reward)}</span>'

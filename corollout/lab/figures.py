@@ -1,6 +1,10 @@
-"""Figures of the estimator lab: variance × cost beside that of the base, and variance against cost."""
+"""Figures of the estimator lab: variance × cost relative to the base, and variance against cost.
 
-from collections.abc import Sequence
+Each figure is drawn from data that JSON can hold, so that a report can draw it again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import matplotlib
@@ -8,218 +12,199 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
-from corollout.lab import KINDS, Interval, Kind, Lab, Row
+from corollout.lab.lab import Lab
+from corollout.lab.summary import COSTS, CostName, Interval, Row
 from corollout.reports.figures import COLOURS, STYLE, log_ticks
 
-BETTER, WORSE, UNDECIDED = COLOURS[0], COLOURS[1], "#7f7f7f"
-NAMES: dict[Kind, str] = {"tokens": "tokens", "calls": "reward calls", "seconds": "seconds"}
-_MARKERS = {BETTER: "o", WORSE: "s", UNDECIDED: "D"}
+COST_NAMES: dict[CostName, str] = {"tokens": "tokens", "calls": "reward calls", "seconds": "seconds"}
+_BETTER, _WORSE, _UNDECIDED, _BASE = COLOURS[0], COLOURS[1], "#7f7f7f", "#000000"
+_MARKERS = {_BETTER: "o", _WORSE: "s", _UNDECIDED: "D", _BASE: "D"}
 _FAINT = "#57606a"
-_ROW = 0.235  # inches of an estimator
-# What keeps lines from running through words.
-_GROUND: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+_ROW_HEIGHT = 0.235  # inches
+_BACKGROUND: Any = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}  # of text on lines
+_OFFSETS = [(side * reach, dy * reach) for reach in (7.0, 14.0, 24.0) for side in (1, -1) for dy in (0, 1, -1)]
+
+Data = Mapping[str, Any]
 
 
-def cost_figure(labs: Sequence[tuple[str, Lab]]) -> Figure:
-    """Variance × cost over the base's, with intervals: a panel for each kind of cost, a line of them for each lab.
+def cost_data(points: Sequence[tuple[str, Lab]]) -> dict[str, Any]:
+    """The arguments of :func:`cost_figure` for labelled labs."""
+    labelled = []
+    for label, lab in points:
+        rows = sorted(lab.rows, key=lambda row: (not row.is_unbiased, row.variance_cost["tokens"].value))
+        data = [_data(row, ratio={cost: _values(ratio) for cost, ratio in row.ratio.items()}) for row in rows]
+        labelled.append({"label": label, "rows": data})
+    return {"base": points[0][1].base, "points": labelled}
 
-    The order of estimators is that of the first lab, best per token on top, and those with bias at the bottom.
+
+def _data(row: Row, **values: Any) -> dict[str, Any]:
+    return {"estimator": row.estimator, "is_unbiased": row.is_unbiased, **values}
+
+
+def _values(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else list(astuple(interval))
+
+
+def cost_figure(base: str, points: Sequence[Data]) -> Figure:
+    """Variance × cost over that of the base, with intervals: a panel for each cost, a line of panels for each point.
+
+    The order of estimators is that of the first point: best per token at the top, biased ones at the bottom.
     """
-    by_tokens = sorted(labs[0][1].rows, key=lambda row: (not row.sound, row.products["tokens"].value))
-    order = [row.estimator for row in by_tokens]
-    height = _ROW * len(order) + 0.55
+    order = [row["estimator"] for row in points[0]["rows"]]
+    height = _ROW_HEIGHT * len(order) + 0.55
     with matplotlib.rc_context(rc=STYLE):
-        figure = Figure(figsize=(10.4, height * len(labs) + 0.6), layout="constrained")
-        grid = figure.subplots(len(labs), len(KINDS), squeeze=False, sharex="col")
-        for line, (label, lab) in enumerate(labs):
-            rows = {row.estimator: row for row in lab.rows}
-            for kind, axes in zip(KINDS, grid[line], strict=True):
-                ordered = [rows[name] for name in order if name in rows]
-                _draw_costs(axes, ordered, kind, lab.base, named=kind == KINDS[0])
-                if line == 0:
-                    axes.set_title(f"Variance × {NAMES[kind]}")
-                if line == len(labs) - 1:
-                    axes.set_xlabel(f"over that of {lab.base}")
-            if len(labs) > 1:
-                grid[line][0].set_ylabel(label, fontweight="bold")
+        figure = Figure(figsize=(10.4, height * len(points) + 0.6), layout="constrained")
+        grid = figure.subplots(len(points), len(COSTS), squeeze=False, sharex="col")
+        for line, point in enumerate(points):
+            rows = sorted(point["rows"], key=lambda row: order.index(row["estimator"]))
+            for cost, axes in zip(COSTS, grid[line], strict=True):
+                _draw_ratios(axes, rows, cost, base)
+            grid[line][0].set_yticks(range(len(rows)), map(_label, rows))
+            if len(points) > 1:
+                grid[line][0].set_ylabel(point["label"], fontweight="bold")
+        for cost, first, last in zip(COSTS, grid[0], grid[-1], strict=True):
+            first.set_title(f"Variance × {COST_NAMES[cost]}")
+            last.set_xlabel(f"over that of {base}")
         for axes in grid.flat:
             _log_ticks(axes.xaxis)
     return figure
 
 
-def _draw_costs(axes: Axes, rows: Sequence[Row], kind: Kind, base: str, named: bool) -> None:
+def _draw_ratios(axes: Axes, rows: Sequence[Data], cost: CostName, base: str) -> None:
     axes.set_xscale("log")
-    axes.axvline(1, color="#000000", linewidth=1)
-    for place, row in enumerate(rows):
-        relative = row.relative[kind]
-        if relative is None:
+    axes.axvline(1, color=_BASE, linewidth=1)
+    for y, row in enumerate(rows):
+        if row["ratio"][cost] is None:
             continue
-        if relative.value <= 0:  # no variance at all, for which a logarithmic axis has no place
-            axes.annotate("◂ 0", (0.02, place), xycoords=("axes fraction", "data"), va="center", color=_FAINT)
+        ratio = Interval(*row["ratio"][cost])
+        if ratio.value <= 0:  # no variance at all, which a logarithmic axis cannot show
+            axes.annotate("◂ 0", (0.02, y), xycoords=("axes fraction", "data"), va="center", color=_FAINT)
             continue
-        _draw_interval(axes, relative, place, row, is_base=row.estimator == base)
+        colour = _colour(row, row["ratio"][cost], base)
+        axes.plot([ratio.low, ratio.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
+        _draw_point(axes, row, ratio.value, y, _MARKERS[colour], colour)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [_label(row) for row in rows] if named else [""] * len(rows))
+    axes.set_yticks(range(len(rows)), [""] * len(rows))
     axes.tick_params("y", length=0)
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
-    for place in range(0, len(rows), 2):
-        axes.axhspan(place - 0.5, place + 0.5, color="#f6f8fa", zorder=0, linewidth=0)
+    for y in range(0, len(rows), 2):
+        axes.axhspan(y - 0.5, y + 0.5, color="#f6f8fa", zorder=0, linewidth=0)
 
 
-def _draw_interval(axes: Axes, interval: Interval, place: int, row: Row, is_base: bool) -> None:
-    colour = "#000000" if is_base else _colour(interval)
-    axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
-    axes.plot(interval.value, place, color=colour, **_marker(row, "D" if is_base else _MARKERS[colour], colour))
+def _draw_point(axes: Axes, row: Data, x: float, y: float | int, shape: str, colour: str) -> None:
+    """A marker, hollow for a biased estimator."""
+    inside = colour if row["is_unbiased"] else "#ffffff"
+    axes.plot(x, y, shape, markersize=5.5, markerfacecolor=inside, markeredgecolor=colour, markeredgewidth=1.2)
 
 
-def _marker(row: Row, shape: str, colour: str) -> dict[str, Any]:
-    """A marker, hollow for an estimator with bias."""
-    face = colour if row.sound else "#ffffff"
+def _colour(row: Data, ratio: Sequence[float] | None, base: str) -> str:
+    if row["estimator"] == base:
+        return _BASE
+    if ratio is None:
+        return _UNDECIDED
+    _, low, high = ratio
+    return _BETTER if high < 1 else _WORSE if low > 1 else _UNDECIDED
+
+
+def _label(row: Data) -> str:
+    return row["estimator"] if row["is_unbiased"] else f"{row['estimator']} †"
+
+
+def variance_data(lab: Lab, cost: CostName = "tokens") -> dict[str, Any]:
+    """The arguments of :func:`variance_figure`; estimators without variance or cost are left out."""
     return {
-        "marker": shape,
-        "markersize": 5.5,
-        "markerfacecolor": face,
-        "markeredgecolor": colour,
-        "markeredgewidth": 1.2,
-        "linestyle": "none",
+        "base": lab.base,
+        "cost": cost,
+        "product": next(row.variance_cost[cost].value for row in lab.rows if row.estimator == lab.base),
+        "rows": [
+            _data(row, variance=_values(row.variance), cost=row.costs[cost].value, ratio=_values(row.ratio[cost]))
+            for row in lab.rows
+            if row.variance.value > 0 and row.costs[cost].value > 0
+        ],
     }
 
 
-def _colour(interval: Interval) -> str:
-    return BETTER if interval.high < 1 else WORSE if interval.low > 1 else UNDECIDED
-
-
-def _label(row: Row) -> str:
-    return row.estimator if row.sound else f"{row.estimator} †"
-
-
-def variance_figure(lab: Lab, kind: Kind = "tokens") -> Figure:
-    """Variance against the cost of an estimate. Along a diagonal variance × cost is the same; lower ones are better."""
-    rows = [row for row in lab.rows if row.variance.value > 0 and row.costs[kind].value > 0]
+def variance_figure(base: str, cost: CostName, product: float, rows: Sequence[Data]) -> Figure:
+    """Variance against the cost of an estimate. Along a diagonal variance × cost is the same (``product`` is that of
+    the base); lower diagonals are better."""
     with matplotlib.rc_context(rc=STYLE):
         figure = Figure(figsize=(6.4, 4.6), layout="constrained")
         axes = figure.subplots()
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel(f"{NAMES[kind]} of an estimate")
-        axes.set_ylabel("variance")
-        axes.set_title(f"Variance against {NAMES[kind]}")
-        colours = {row.estimator: _own_colour(row, lab, kind) for row in rows}
-        for row in rows:
-            x, colour = row.costs[kind].value, colours[row.estimator]
-            axes.plot([x, x], [row.variance.low, row.variance.high], color=colour, linewidth=1.4)
-            axes.plot(x, row.variance.value, color=colour, **_marker(row, "o", colour))
+        axes.set(xscale="log", yscale="log", xlabel=f"{COST_NAMES[cost]} of an estimate", ylabel="variance")
+        axes.set_title(f"Variance against {COST_NAMES[cost]}")
+        colours = [_colour(row, row["ratio"], base) for row in rows]
+        for row, colour in zip(rows, colours, strict=True):
+            value, low, high = row["variance"]
+            axes.plot([row["cost"]] * 2, [low, high], color=colour, linewidth=1.4)
+            _draw_point(axes, row, row["cost"], value, "o", colour)
         if rows:
-            _spread(axes, rows, kind)
-            _diagonals(axes, lab, kind)
+            # Room around the points, for their labels.
+            costs, ends = [row["cost"] for row in rows], [row["variance"] for row in rows]
+            axes.set_xlim(min(costs) / 1.6, max(costs) * 2.2)
+            axes.set_ylim(min(low or value for value, low, _ in ends) / 1.6, max(high for _, _, high in ends) * 1.6)
+        if rows and product > 0:
+            _draw_diagonals(axes, base, product)
         _log_ticks(axes.xaxis)
         _log_ticks(axes.yaxis)
-        _name_points(figure, axes, rows, kind, colours)
+        _label_points(figure, axes, rows, colours)
     return figure
 
 
-def _own_colour(row: Row, lab: Lab, kind: Kind) -> str:
-    relative = row.relative[kind]
-    return "#000000" if row.estimator == lab.base else UNDECIDED if relative is None else _colour(relative)
-
-
-def _spread(axes: Axes, rows: Sequence[Row], kind: Kind) -> None:
-    """Room around the points, for their names."""
-    x = [row.costs[kind].value for row in rows]
-    axes.set_xlim(min(x) / 1.6, max(x) * 2.2)
-    axes.set_ylim(
-        min(row.variance.low or row.variance.value for row in rows) / 1.6, max(r.variance.high for r in rows) * 1.6
-    )
-
-
-def _diagonals(axes: Axes, lab: Lab, kind: Kind) -> None:
-    """Lines of equal variance × cost: the base's, and powers of 4 of it."""
+def _draw_diagonals(axes: Axes, base: str, product: float) -> None:
+    """Lines of equal variance × cost: that of the base, times powers of 4."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    own = next(row.products[kind].value for row in lab.rows if row.estimator == lab.base)
-    if own <= 0:
-        return
-    first = int(np.floor(np.log(low * left / own) / np.log(4)))
-    last = int(np.ceil(np.log(high * right / own) / np.log(4)))
+    first = int(np.floor(np.log(low * left / product) / np.log(4)))
+    last = int(np.ceil(np.log(high * right / product) / np.log(4)))
     for power in range(first, last + 1):
-        product = own * 4.0**power
-        is_base = power == 0
-        axes.plot(
-            [left, right],
-            [product / left, product / right],
-            color="#000000" if is_base else "#c9ced4",
-            linewidth=0.9,
-            linestyle="-" if is_base else (0, (4, 3)),
-            zorder=1,
-            scalex=False,
-            scaley=False,
-        )
-        # Where the line meets the upper or the right edge, a little inside.
-        x = max(product / high, left) * 1.06
-        y = product / x
+        level = product * 4.0**power
+        style: Any = {"color": "#c9ced4", "linestyle": (0, (4, 3))} if power else {"color": _BASE}
+        axes.plot([left, right], [level / left, level / right], linewidth=0.9, zorder=1, **style)
+        # The label is where the line meets the upper or left edge, a little inside.
+        x = max(level / high, left) * 1.06
+        y = level / x
         if left < x < right * 0.9 and low * 1.1 < y:
-            text = f"{lab.base}'s" if is_base else f"×{4**power}" if power > 0 else f"÷{4**-power}"
-            axes.annotate(text, (x, y), fontsize=7, color=_FAINT, va="center", bbox=_GROUND, zorder=1)
+            text = f"{base}'s" if power == 0 else f"×{4**power}" if power > 0 else f"÷{4**-power}"
+            axes.annotate(text, (x, y), fontsize=7, color=_FAINT, va="center", bbox=_BACKGROUND, zorder=1)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
 
 
-def _name_points(figure: Figure, axes: Axes, rows: Sequence[Row], kind: Kind, colours: dict[str, str]) -> None:
-    """Names beside the points, each at the first of some places inside where it covers no other name or point."""
+def _label_points(figure: Figure, axes: Axes, rows: Sequence[Data], colours: Sequence[str]) -> None:
+    """Labels beside the points, each at the offset where it covers least of other labels and points."""
     figure.draw_without_rendering()
-    inside = np.array(axes.bbox.extents)
-    points = [axes.transData.transform((row.costs[kind].value, row.variance.value)) for row in rows]
-    taken = [_box(x - 4, y - 4, 8.0, 8.0) for x, y in points]
-    for row, (x, y) in zip(rows, points, strict=True):
-        text = _label(row)
-        width, height = 4.0 * len(text) * figure.dpi / 72, 9 * figure.dpi / 72
-        places = [(dx, dy, side) for reach in (7.0, 14.0, 24.0) for dx, dy, side in _around(reach)]
-        boxes = [_placed(x, y, place, width, height, figure.dpi / 72) for place in places]
-        cover = [sum(_overlap(box, other) for other in taken) + width * height - _overlap(box, inside) for box in boxes]
-        best = int(np.argmin(np.round(cover, 3)))
-        dx, dy, side = places[best]
+    unit = figure.dpi / 72
+    points = [(row["cost"], row["variance"][0]) for row in rows]
+    pixels = [axes.transData.transform(point) for point in points]
+    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in pixels]
+    for row, point, (x, y), colour in zip(rows, points, pixels, colours, strict=True):
+        width, height = 4.0 * len(_label(row)) * unit, 9 * unit
+        boxes, covered = [], []
+        for dx, dy in _OFFSETS:
+            box = Bbox.from_bounds(x + dx * unit - (0 if dx > 0 else width), y + dy * unit - height / 2, width, height)
+            boxes.append(box)
+            covered.append(sum(_overlap(box, other) for other in taken) - _overlap(box, axes.bbox.frozen()))
+        best = int(np.argmin(np.round(covered, 3)))
         taken.append(boxes[best])
         axes.annotate(
-            text,
-            (row.costs[kind].value, row.variance.value),
-            xytext=(dx, dy),
+            _label(row),
+            point,
+            xytext=_OFFSETS[best],
             textcoords="offset points",
-            ha=side,
+            ha="left" if _OFFSETS[best][0] > 0 else "right",
             va="center",
             fontsize=7.5,
-            color=colours[row.estimator],
-            bbox=_GROUND,
+            color=colour,
+            bbox=_BACKGROUND,
             zorder=1.5,
-        ).set_in_layout(False)  # the points stay where they are
+        ).set_in_layout(False)  # labels do not move the points
 
 
-def _around(reach: float) -> list[tuple[float, float, str]]:
-    return [
-        (reach, 0.0, "left"),
-        (reach, reach, "left"),
-        (reach, -reach, "left"),
-        (-reach, 0.0, "right"),
-        (-reach, reach, "right"),
-        (-reach, -reach, "right"),
-    ]
-
-
-def _placed(
-    x: float, y: float, place: tuple[float, float, str], width: float, height: float, unit: float
-) -> np.ndarray:
-    dx, dy, side = place
-    left = x + dx * unit if side == "left" else x + dx * unit - width
-    return _box(left, y + dy * unit - height / 2, width, height)
-
-
-def _box(left: float, bottom: float, width: float, height: float) -> np.ndarray:
-    return np.array([left, bottom, left + width, bottom + height])
-
-
-def _overlap(one: np.ndarray, other: np.ndarray) -> float:
-    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
-    return float(np.prod(sides.clip(min=0)))
+def _overlap(one: Bbox, other: Bbox) -> float:
+    common = Bbox.intersection(one, other)
+    return 0.0 if common is None else common.width * common.height
 
 
 def _log_ticks(axis: Axis) -> None:

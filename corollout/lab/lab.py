@@ -1,6 +1,6 @@
-"""The estimator lab: a reference, a measurement of each estimator, their seconds in turns, and what follows."""
+"""The estimator lab: a reference, a measurement of each estimator, rounds of timing, and a summary in words."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,47 +11,62 @@ from torch import nn
 from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import Estimator
+from corollout.events import Callback, ignore
+from corollout.lab import measurement
 from corollout.lab.advice import advise
-from corollout.lab.defaults import default_estimators, first_context
-from corollout.lab.measure import WARM_UP, Measurement, as_reference, definition_of, make_reference, measure
-from corollout.lab.policy_facts import PolicyFacts, policy_facts
-from corollout.lab.spread import Spread, measure_spread
+from corollout.lab.measurement import BatchVariance, Measurement, PolicyFacts, as_reference, definition_of
 from corollout.lab.store import Store, digest_of
 from corollout.lab.summary import Interval, Row, reference_error, squared_norm, summarise
-from corollout.lab.timing import time_rounds
 from corollout.noise import Noise
+from corollout.policies import TreeHead
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.estimate import as_estimator, as_reward, estimate
+from corollout.training.finetuning import as_estimator, as_reward, estimate
+from corollout.types import Sampler
 
-# What the seed's noise is used for.
-_REFERENCE, _ESTIMATES, _TIMING, _FACTS, _SPREAD = range(5)
+# Labels of the seed's noise.
+_REFERENCE, _ESTIMATES, _TIMING, _FACTS, _BATCHES = range(5)
 ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS = 32, "set-16", 64, 5
 
-Progress = Callable[[str, int, int], None]
+# Estimators that are compared by default. The first of a list is the base, which the others are compared with.
+_RLOO = ("rloo-8", "rloo-8:baseline=shrunk", "rloo-8:baseline=fitted", "rloo-2:baseline=fitted")
+_EVERY_HEAD = (*_RLOO, "reinforce", "reinforce:baseline=fitted", "sc", "mc-2", "vine-2")
+_SETS = ("pairs", "set-8", *(f"set-{size}:baseline=fitted" for size in (2, 4, 8, 16)))
+TREE = (*_EVERY_HEAD, "bt-arsm", "bt-disarm", *_SETS)
+SOFTMAX = (*_EVERY_HEAD, "arsm", "arsm:draws=8", "ars-5", *_SETS)
+# With many actions, each step of ARSM asks for many rollouts: it gets a budget.
+_BUDGETS = ("arsm:budget=64,budget_per=example", "arsm:budget=64,budget_per=example,draws=4")
+LARGE_SOFTMAX = (*_EVERY_HEAD, *_BUDGETS, "ars-5:budget=32,budget_per=example", *_SETS)
+MANY_ACTIONS = 200
 
 
-def _ignore(part: str, done: int, total: int) -> None:
-    pass
+def default_estimators(engine: Engine, batch: Batch) -> tuple[str, ...]:
+    """Names that suit the policy's head and the size of its vocabulary."""
+    if isinstance(engine.head, TreeHead):
+        return TREE
+    first = _first_context(batch)
+    sample = engine.decode(first.context, first.examples, Sampler("greedy"), Noise(0))
+    return LARGE_SOFTMAX if sample.trajectories.logits.shape[2] > MANY_ACTIONS else SOFTMAX
 
 
 @dataclass(frozen=True)
 class Lab:
-    """What came out: a row for each estimator, facts about the policy, and advice in words."""
+    """The result: a row for each estimator, facts about the policy, and advice in words."""
 
     settings: dict[str, Any]
     base: str
     facts: PolicyFacts
     squared_norm: Interval  # of the true gradient
     reference_error: float | None  # squared, over that
-    spread: Spread | None  # of gradients between batches, if there were others
+    batch_variance: BatchVariance | None  # of gradients between batches, if there were other batches
     rows: list[Row]
     advice: str
     measurements: list[Measurement]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
-        return asdict(self)
+        """Everything, under the names that reports have."""
+        content = asdict(self) | {"rows": [row.to_json() for row in self.rows]}
+        return {"spread" if name == "batch_variance" else name: value for name, value in content.items()}
 
 
 def run_lab(
@@ -65,36 +80,41 @@ def run_lab(
     reference: str = REFERENCE,
     reference_estimates: int = REFERENCE_ESTIMATES,
     timing_rounds: int = ROUNDS,
-    warm_up: int = WARM_UP,
+    warm_up: int = measurement.WARM_UP,
     base: str | None = None,
     seed: int = 0,
     folder: Path | str | None = None,
-    on_progress: Progress = _ignore,
+    on_event: Callback = ignore,
 ) -> Lab:
-    """Measure estimators on one batch at the policy's present parameters, which stay as they are.
+    """Measure estimators on one batch at the policy's current parameters, which are not changed.
 
-    ``estimators`` are names, or a mapping from names of your own to estimators; by default a list that suits the
-    policy's head. The first of them is the ``base`` that the others are compared with, unless another is named.
+    ``estimators`` are names, or a mapping from names of your choice to estimators; by default a list that suits the
+    policy's head. The ``base``, with which the others are compared, is the first of them by default.
 
-    ``batches`` are others of the same size, a dozen or so. With them the lab tells how much of the variance in training
-    comes from the choice of contexts, and which estimator is best with that in the account.
+    ``batches`` are others of the same size, a dozen or so. With them the lab measures how much of the variance in
+    training comes from the choice of contexts, and which estimator is best when that is taken into account.
 
-    In a ``folder`` everything is kept as soon as it is measured. Called again with the same settings, the lab goes on
-    where it was stopped; estimators may be added, and of those that are there nothing is measured again but their
-    seconds. ``on_progress`` is told the name of the part under way, how many of its estimates are done, and of how
-    many. The reward must have no cache: what it had seen before would count as free.
+    In a ``folder`` everything is kept as soon as it is measured. Called again with the same settings, the lab continues
+    where it was stopped; estimators may be added, and only the seconds of earlier ones are measured again. Each part
+    of the work reports its progress to ``on_event``. The reward must not have a cache: a cached sequence would count as
+    free.
     """
     if len(batches) == 1:
-        raise InputError("one other batch tells nothing about the spread between batches: give a dozen, or none")
+        raise InputError("the variance between batches cannot be measured with one other batch: pass a dozen, or none")
     reward = as_reward(reward)
-    made = _made(estimators if estimators is not None else default_estimators(engine, batch))
+    if estimators is None:
+        estimators = default_estimators(engine, batch)
+    named = estimators if isinstance(estimators, Mapping) else {name: name for name in estimators}
+    if not named or len(named) < len(estimators):
+        raise InputError(f"the lab needs a list of different estimators, not {list(estimators)}")
+    made = {name: as_estimator(estimator) for name, estimator in named.items()}
     base = next(iter(made)) if base is None else base
     if base not in made:
         raise InputError(f"the base {base!r} is not among the estimators: {', '.join(made)}")
     policy = engine.policy
     if not isinstance(policy, nn.Module):
         raise InputError("the lab needs a policy with parameters: an nn.Module")
-    _try(engine, batch, reward, made | {f"the reference {reference}": as_reference(reference)})
+    _try_all(engine, batch, reward, made | {f"the reference {reference}": as_reference(reference)})
     settings = {
         "estimates": estimates,
         "reference": reference,
@@ -113,71 +133,63 @@ def run_lab(
 
     truth = store.reference(batch.examples.device)
     if truth is None:
-        tell = _Counter(on_progress, f"reference {reference}", reference_estimates)
-        truth = make_reference(engine, batch, reward, reference, reference_estimates, noise.fold(_REFERENCE), tell)
-        store.keep_reference(truth)
-    if batches and store.spread is None:
-        tell = _Counter(on_progress, "other batches", len(batches))
-        trusted = as_estimator(reference)
-        store.keep_spread(measure_spread(engine, batches, reward, trusted, truth.variance, noise.fold(_SPREAD), tell))
+        truth = measurement.make_reference(
+            engine, batch, reward, reference, reference_estimates, noise.fold(_REFERENCE), on_event
+        )
+        store.set_reference(truth)
+    if batches and store.batch_variance is None:
+        distances = measurement.measure_batches(engine, batches, reward, reference, noise.fold(_BATCHES), on_event)
+        store.batch_variance = BatchVariance(distances, truth.variance)
+        store.save()
     for name, estimator in made.items():
-        if (known := store.measurements.get(name)) is not None:
-            _check_same(known, estimator)
-            continue
-        tell = _Counter(on_progress, name, estimates)
-        store.keep(
-            measure(
-                engine, batch, reward, estimator, estimates, noise.fold(_ESTIMATES), truth, tell,
+        known, definition = store.measurements.get(name), definition_of(estimator)
+        if known is None:
+            store.measurements[name] = measurement.measure(
+                engine, batch, reward, estimator, estimates, noise.fold(_ESTIMATES), truth, on_event,
                 name=name, warm_up=warm_up,
+            )  # fmt: skip
+            store.save()
+        elif known.definition != definition:
+            raise InputError(
+                f"{name} was measured as {known.definition}, and is now {definition}: choose another name, or another "
+                "folder"
             )
-        )  # fmt: skip
-    if timing_rounds and (list(store.seconds) != list(made) or len(store.seconds[base]) != timing_rounds):
-        tell = _Counter(on_progress, "timing", (timing_rounds + 1) * len(made))
-        store.keep_seconds(time_rounds(engine, batch, reward, made, timing_rounds, noise.fold(_TIMING), tell))
-
     measurements = [store.measurements[name] for name in made]
     if timing_rounds:
-        measurements = [replace(one, seconds=store.seconds[one.estimator]) for one in measurements]
-    facts = policy_facts(engine, batch, reward, noise.fold(_FACTS))
-    rows = summarise(measurements, truth, base, store.spread)
-    norm, error = squared_norm(truth), reference_error(truth)
-    return Lab(settings, base, facts, norm, error, store.spread, rows, advise(facts, rows, base), measurements)
-
-
-class _Counter:
-    """Turns single estimates into progress."""
-
-    def __init__(self, on_progress: Progress, part: str, total: int):
-        self._tell, self._part, self._total, self._done = on_progress, part, total, 0
-
-    def __call__(self) -> None:
-        self._done += 1
-        self._tell(self._part, self._done, self._total)
-
-
-def _made(estimators: Sequence[str] | Mapping[str, Estimator | str]) -> dict[str, Estimator]:
-    named = estimators if isinstance(estimators, Mapping) else {name: name for name in estimators}
-    if not named or len(named) < len(estimators):
-        raise InputError(f"the lab needs a list of different estimators, not {list(estimators)}")
-    return {name: as_estimator(estimator) for name, estimator in named.items()}
+        if list(store.seconds) != list(made) or len(store.seconds[base]) != timing_rounds:
+            store.seconds = measurement.time_rounds(
+                engine, batch, reward, made, timing_rounds, noise.fold(_TIMING), on_event
+            )
+            store.save()
+        measurements = [replace(each, seconds=store.seconds[each.estimator]) for each in measurements]
+    facts = measurement.policy_facts(engine, batch, reward, noise.fold(_FACTS))
+    rows = summarise(measurements, truth, base, store.batch_variance)
+    return Lab(
+        settings=settings,
+        base=base,
+        facts=facts,
+        squared_norm=squared_norm(truth),
+        reference_error=reference_error(truth),
+        batch_variance=store.batch_variance,
+        rows=rows,
+        advice=advise(facts, rows, base),
+        measurements=measurements,
+    )
 
 
 @torch.no_grad()
-def _try(engine: Engine, batch: Batch, reward: Reward, estimators: Mapping[str, Estimator]) -> None:
-    """Whatever does not suit the policy is found before anything is measured."""
+def _try_all(engine: Engine, batch: Batch, reward: Reward, estimators: Mapping[str, Estimator]) -> None:
+    """Refuse estimators that do not suit the policy before anything is measured."""
     if len(batch) == 0:
         raise InputError("the batch is empty: there is no gradient to estimate")
-    first = first_context(batch)
+    first = _first_context(batch)
     for name, estimator in estimators.items():
         try:
             estimate(engine, first, reward, estimator, Noise(0), check_score=True)
         except InputError as error:
-            raise InputError(f"{name} cannot be measured here: {error}") from error
+            raise InputError(f"{name} does not work here: {error}") from error
 
 
-def _check_same(known: Measurement, estimator: Estimator) -> None:
-    if known.definition != definition_of(estimator):
-        raise InputError(
-            f"{known.estimator} was measured as {known.definition}, and is now {definition_of(estimator)}: choose "
-            f"another name, or another folder"
-        )
+def _first_context(batch: Batch) -> Batch:
+    """The first example of a batch, alone."""
+    return Batch(batch.examples[:1], {name: column[:1] for name, column in batch.columns.items()})

@@ -1,39 +1,63 @@
-"""The estimator lab on runs: at which of a run's weights, on which of its examples, with which reward."""
+"""The estimator lab on a run: at which of its weights, on which of its examples, with which of its rewards."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from corollout.config import argument, option
 from corollout.errors import InputError
-from corollout.lab import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS, Lab, default_estimators, run_lab
+from corollout.events import Callback, Event, ignore
+from corollout.files import is_empty
+from corollout.lab.lab import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS, Lab, default_estimators, run_lab
+from corollout.lab.measurement import BLOCKS
 from corollout.noise import Noise
+from corollout.training.run_weights import load_weights, open_weights
 from corollout.training.runs import Run
-from corollout.training.start import load_weights, open_weights
 
-POINTS = "points"  # the folder of what was measured, in the lab's own
+POINTS = "points"  # subfolder of the measurements
 EXAMPLES = 32
-BATCHES = 16  # others, for the spread of gradients between batches
-DEFAULT = "default"  # in a list of estimators, stands for those that are measured if none is named
+DEFAULT = "default"  # stands for the default list of estimators
 
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What is measured; None: as the run itself has it."""
+    """What is measured, and where the results go. None: as in the run."""
 
-    estimators: tuple[str, ...] = (DEFAULT,)
-    at: tuple[str, ...] = ("best",)
-    examples: int | None = None
-    estimates: int = ESTIMATES
-    reference: str = REFERENCE
-    reference_estimates: int = REFERENCE_ESTIMATES
-    rounds: int = ROUNDS
-    batches: int = BATCHES
-    reward: str | None = None
-    seed: int = 0
+    run: Path = argument("Run directory.")
+    estimators: tuple[str, ...] = option(
+        (DEFAULT,),
+        "Estimators, the first being the base, as in rloo-8,set-8,arsm:budget=64; `default` stands for a list that "
+        "suits the model's head. May be repeated.",
+        metavar="<name,…>",
+    )
+    weights: tuple[str, ...] = option(
+        ("best",),
+        "Weights to measure at: best, last, start, a checkpoint as in step-00001000, a safetensors file, or another "
+        "run's directory. May be repeated.",
+        flags=("--weights", "--at"),
+        metavar="<weights,…>",
+    )
+    examples: int | None = option(
+        None, "Number of training examples, from the first on. [default: the run's batch size, or 32]", least=1
+    )
+    estimates: int = option(ESTIMATES, "Estimates of each estimator.", least=BLOCKS)
+    reference: str = option(REFERENCE, "Unbiased estimator whose mean is taken for the true gradient.")
+    reference_estimates: int = option(REFERENCE_ESTIMATES, "Estimates of the reference.", least=BLOCKS)
+    rounds: int = option(ROUNDS, "Rounds of timing.", least=1)
+    batches: int = option(16, "Other batches, to measure how gradients vary between contexts; 0 for none.", least=0)
+    reward: str | None = option(None, "Name of one of the task's rewards. [default: the run's]")
+    seed: int = option(0, "Seed of all sampling.")
+    out: Path | None = option(
+        None, "Folder for measurements and report; the same folder continues. [default: lab in the run directory]"
+    )
+    device: str | None = option(None, "Device to compute on: cpu, cuda, …. [default: the run's]")
+    threads: int | None = option(None, "CPU threads. [default: the run's]", least=1)
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "lab" if self.out is None else self.out
 
 
 @dataclass(frozen=True)
@@ -41,81 +65,100 @@ class Point:
     """A lab at some weights of a run."""
 
     label: str
-    weights: str  # as they were asked for
-    update: int | None  # after which they were taken, if that is known
+    weights: str  # as in the settings
+    update: int | None  # after which they were saved, if known
     lab: Lab
+
+    @property
+    def name(self) -> str:
+        return self.label if self.update is None else f"{self.label}, update {self.update:,}"
 
 
 @dataclass(frozen=True)
 class RunLab:
-    """A lab at one point or several of a run."""
+    """Labs at one or several points of a run."""
 
-    run: Path
     task: str
     reward: str
     settings: LabSettings
     points: list[Point]
 
+    @property
+    def run(self) -> str:
+        """The name of the run's directory."""
+        return self.settings.run.resolve().name
 
-def lab_of_run(
-    directory: Path,
-    settings: LabSettings,
-    out: Path,
-    machine: dict[str, Any],
-    on_progress: Callable[[str, str, int, int], None] = lambda point, part, done, total: None,
-) -> RunLab:
-    """Metric estimators at all points, on the first training examples of a run.
 
-    What is measured is kept in the folder ``out``, and called again with the same settings this goes on where it was
-    stopped. ``on_progress`` is told the label of the point, the part, how many of its estimates are done, of how many.
+def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
+    """Measure estimators at one or several weights of a run, on its first training examples.
+
+    Measurements are kept in ``settings.folder``. Called again with the same settings, this continues where it stopped.
     """
-    run = Run.open(directory)
-    tuning = run.config.get("finetune", {})
-    names = labels(settings.at)
-    task, engine, _ = open_weights(run, settings.at[0], machine)
-    for at in settings.at[1:]:  # what is missing is found before any work
-        load_weights(run, at, engine)
-    reward_name = settings.reward or tuning.get("reward") or task.rewards[0]
+    elsewhere = "choose another folder with --out"
+    if not is_empty(settings.folder, elsewhere) and not (settings.folder / POINTS).is_dir():
+        raise InputError(f"{settings.folder} is not empty and holds no earlier lab: {elsewhere}")
+    run = Run.open(settings.run)
+    labels = point_labels(settings.weights)
+    names = split_names(settings.estimators)
+    machine = {"device": settings.device, "threads": settings.threads}
+    machine = {name: value for name, value in machine.items() if value is not None}
+    task, engine, _ = open_weights(run, settings.weights[0], machine)
+    for weights in settings.weights[1:]:  # missing weights are reported before any work
+        load_weights(run, weights, engine)
+    finetuning = run.config.get("finetune", {})
+    reward_name = settings.reward or finetuning.get("reward") or task.rewards[0]
     reward = task.reward(reward_name)
-    examples = min(settings.examples or tuning.get("batch_size") or EXAMPLES, len(task.train))
+    examples = min(settings.examples or finetuning.get("batch_size") or EXAMPLES, len(task.train))
     batch = task.train.columns.batch(range(examples), task.device)
-    estimators: list[str] = []
-    for one in settings.estimators:
-        estimators += default_estimators(engine, batch) if one == DEFAULT else [one]
+    others = task.train.columns.epoch(examples, Noise(settings.seed), task.device)
+    others = list(islice(others, settings.batches))
+    defaults = default_estimators(engine, batch)
+    estimators = [each for name in names for each in (defaults if name == DEFAULT else [name])]
     points = []
-    for at, label in zip(settings.at, names, strict=True):
-        update = load_weights(run, at, engine)
-        others = task.train.columns.epoch(examples, Noise(settings.seed), task.device)
+    for weights, label in zip(settings.weights, labels, strict=True):
+
+        def forward(event: Event, label: str = label) -> None:
+            part = event.record["part"]
+            on_event(Event(event.kind, {**event.record, "part": f"{label}: {part}" if len(labels) > 1 else part}))
+
+        update = load_weights(run, weights, engine)
         lab = run_lab(
             engine,
             batch,
             reward,
             list(dict.fromkeys(estimators)),
-            batches=list(islice(others, settings.batches)),
+            batches=others,
             estimates=settings.estimates,
             reference=settings.reference,
             reference_estimates=settings.reference_estimates,
             timing_rounds=settings.rounds,
             seed=settings.seed,
-            folder=out / POINTS / _folder(label),
-            on_progress=partial(on_progress, label),
+            folder=settings.folder / POINTS / re.sub(r"[^\w.=-]+", "-", label).strip("-"),
+            on_event=forward,
         )
-        points.append(Point(label, at, update, lab))
-    return RunLab(directory, task.name, reward_name, settings, points)
+        points.append(Point(label, weights, update, lab))
+    return RunLab(run.config["task"], reward_name, settings, points)
 
 
-def labels(at: Sequence[str]) -> list[str]:
-    """Short names of weights: those of paths are their last parts, where that is enough to tell them apart."""
-    if not at or len(set(at)) < len(at):
-        raise InputError(f"name different weights to measure at, not {', '.join(at) or 'none'}")
-    short = [_short(Path(one).resolve()) for one in at]
-    return [one if short.count(label) > 1 else label for one, label in zip(at, short, strict=True)]
+def split_names(texts: Sequence[str]) -> list[str]:
+    """Names of estimators, separated by commas or spaces; commas also separate the options of an estimator."""
+    names: list[str] = []
+    for part in filter(None, re.split(r"[,\s]+", ",".join(texts))):
+        # A part that sets an option without naming an estimator belongs to the name before.
+        if "=" in part and ":" not in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"--estimators needs different names, not {', '.join(names) or 'none'}")
+    return names
 
 
-def _short(path: Path) -> str:
-    """A run's directory by its name, a file with the directory that it is in."""
-    return f"{path.parent.name}/{path.stem}" if path.suffix == ".safetensors" else path.name
-
-
-def _folder(label: str) -> str:
-    return re.sub(r"[^\w.=-]+", "-", label).strip("-")
+def point_labels(weights: Sequence[str]) -> list[str]:
+    """Short labels of weights: the last part of a path, where that is unique."""
+    if not weights or len(set(weights)) < len(weights):
+        raise InputError(f"--weights needs different weights, not {', '.join(weights) or 'none'}")
+    paths = [Path(each).resolve() for each in weights]
+    # A run directory by its name, a file with the directory that it is in.
+    short = [f"{path.parent.name}/{path.stem}" if path.suffix == ".safetensors" else path.name for path in paths]
+    return [each if short.count(label) > 1 else label for each, label in zip(weights, short, strict=True)]

@@ -1,16 +1,13 @@
 """The policy protocol and reference policies."""
 
-from corollout.policies.heads import Head, Softmax
 from corollout.policies.protocol import Policy, concat, detach, evaluation_mode, score_by_steps, select
 from corollout.policies.recurrent import RecurrentPolicy, TokenEncoder
 from corollout.policies.transformer import TransformerPolicy
 from corollout.policies.tree_head import TreeHead
 
 __all__ = [
-    "Head",
     "Policy",
     "RecurrentPolicy",
-    "Softmax",
     "TokenEncoder",
     "TransformerPolicy",
     "TreeHead",

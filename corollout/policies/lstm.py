@@ -1,9 +1,9 @@
-"""An LSTM layer whose input part is given ready-made, so that what is constant in it can be projected once.
+"""An LSTM layer whose input is projected beforehand, so that constant inputs are projected only once.
 
     o, i, f = σ(x_o + h W_o), …,   g = tanh(x_g + h W_g),   c ← f c + i g,   h ← o tanh(c)
 
-``x`` holds the input's share of the four gates, in the order o, i, f, g, biases included. With five parts instead of
-four the cell is a maxout LSTM: the candidate is g = max(x_a + h W_a, x_b + h W_b), without a tanh.
+``x`` holds the input's contribution to the four gates, in the order o, i, f, g, biases included. With five parts
+instead of four the cell is a maxout LSTM: the candidate is g = max(x_a + h W_a, x_b + h W_b), without a tanh.
 """
 
 from typing import Any

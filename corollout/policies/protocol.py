@@ -1,4 +1,4 @@
-"""What the rollout engine asks of a model, and how it handles the model's states.
+"""What the rollout engine asks of a model and of its output head, and how it handles the model's states.
 
 A policy is any object with four methods (usually an ``nn.Module``):
 
@@ -14,18 +14,26 @@ of such tensors. Then the engine gathers, repeats, drops and joins rows by itsel
 ``select(rows)``, ``detach()`` and the class method or static method ``concat(states)``; it may stand inside a nest.
 
 ``step`` must leave the state that it was given as it was: branches start from it later.
+
+A head turns the policy's output into tokens, probabilities and the logits that gradients are for. Without one, outputs
+are logits over the whole vocabulary, a softmax; a policy whose attribute ``head`` is a ``Head`` outputs what that head
+reads. ``logits`` always means the numbers that an estimate differentiates with respect to: V of them for each token of
+a softmax, at most D, one for each decision on the path to the token, of a tree.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from corollout.errors import PolicyError
+from corollout.noise import conditional_gumbels, exponential, race
+from corollout.types import Decisions, full_precision
 
 Nest = TypeVar("Nest")
 
@@ -117,3 +125,131 @@ def evaluation_mode(policy: Any) -> Generator[None, None, None]:
             module.training = mode
         for module, dropout in zip(recurrent, dropouts, strict=True):
             module.dropout = dropout
+
+
+# For each row
+Ints = Int64[Tensor, " row"]  # noise keys, steps, tokens or nodes
+Numbers = Float[Tensor, " row"]
+Outputs = Float[Tensor, "row width"]
+Greedy = Bool[Tensor, " row"] | bool
+# For each row and step
+Tokens = Int64[Tensor, "row step"]
+Logits = Float[Tensor, "row step logit"]
+LogProbs = Float[Tensor, "row step"]
+
+
+class Choice(NamedTuple):
+    """A token for each row, the logits that it was chosen by, and whether those were valid (no NaN, not all −inf)."""
+
+    tokens: Ints
+    logits: Float[Tensor, "row logit"]
+    valid: Bool[Tensor, " row"]
+
+
+class Ranked(NamedTuple):
+    """Each row's first tokens by rank, the first one first, and whether its logits were valid."""
+
+    ranks: Float[Tensor, "row best"]  # log-probabilities, or perturbed ones
+    log_probs: Float[Tensor, "row best"]  # without noise
+    tokens: Int64[Tensor, "row best"]
+    valid: Bool[Tensor, " row"]
+
+
+class Head(ABC):
+    """What the rollout engine asks of a head."""
+
+    keeps_outputs: bool = False
+    """Whether ``finish`` will be asked for: then the outputs of main trajectories are kept."""
+
+    @abstractmethod
+    def choose(self, outputs: Outputs, keys: Ints, steps: Ints, greedy: Greedy) -> Choice:
+        """A token for each row: by the decoder's own preference where ``greedy``, by the noise elsewhere."""
+
+    @abstractmethod
+    def best(self, outputs: Outputs, count: int) -> Ranked:
+        """The ``count`` most probable tokens of each row, or all if there are fewer."""
+
+    @abstractmethod
+    def perturbed(
+        self, outputs: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints, count: int
+    ) -> Ranked:
+        """The extensions of prefixes that come first in a sample without replacement (``corollout.rollouts.search``).
+
+        ``log_prob`` and ``rank`` are those of the prefixes.
+        """
+
+    @abstractmethod
+    def logits(self, outputs: Float[Tensor, "row step width"], tokens: Tokens) -> Logits:
+        """The logits by which each token was chosen, with gradient."""
+
+    @abstractmethod
+    def log_probs(self, logits: Logits, tokens: Tokens) -> LogProbs:
+        """The tokens' log-probabilities, from their logits."""
+
+    def gap(self, first: Logits, second: Logits, tokens: Tokens) -> LogProbs:
+        """How far apart the log-probabilities of the tokens are by two computations of their logits."""
+        return (self.log_probs(first, tokens) - self.log_probs(second, tokens)).abs()
+
+    def decisions(self, tokens: Tokens) -> Decisions | None:
+        """The binary decisions that make up each token, if that is how tokens are chosen."""
+        return None
+
+    def finish(self, outputs: Outputs, started: Ints, keys: Ints, steps: Ints, greedy: Greedy) -> Ints:
+        """The tokens that partial walks lead to, see ``Branches.token``."""
+        raise NotImplementedError
+
+
+class Softmax(Head):
+    """Outputs are the logits of all tokens; a token is the winner of a race, or the one with the largest logit."""
+
+    def choose(self, outputs: Outputs, keys: Ints, steps: Ints, greedy: Greedy) -> Choice:
+        logits = full_precision(outputs)
+        # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
+        highest = logits.amax(1)
+        valid = highest.isfinite()
+        if greedy is True:
+            return Choice(logits.argmax(1), logits, valid)
+        tokens = race(logits, keys, steps, highest)
+        if greedy is not False:
+            tokens = torch.where(greedy, logits.argmax(1), tokens)
+        return Choice(tokens, logits, valid)
+
+    def best(self, outputs: Outputs, count: int) -> Ranked:
+        logits = full_precision(outputs)
+        values, tokens = logits.log_softmax(1).topk(min(count, logits.shape[1]), 1)
+        return Ranked(values, values, tokens, logits.amax(1).isfinite())
+
+    def perturbed(
+        self, outputs: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints, count: int
+    ) -> Ranked:
+        logits = outputs.double()
+        values = logits.log_softmax(1) + log_prob[:, None]
+        free = values - exponential(keys, steps, logits.shape[1], torch.float64).log_()
+        # Conditioning on the maximum does not change their order.
+        largest, tokens = free.topk(min(count, logits.shape[1]), 1)
+        ranks = conditional_gumbels(largest, rank)
+        return Ranked(ranks, values.gather(1, tokens), tokens, logits.amax(1).isfinite())
+
+    def logits(self, outputs: Float[Tensor, "row step width"], tokens: Tokens) -> Logits:
+        return outputs
+
+    def log_probs(self, logits: Logits, tokens: Tokens) -> LogProbs:
+        return logits.gather(2, tokens[:, :, None]).squeeze(2) - logits.logsumexp(2)
+
+
+SOFTMAX = Softmax()
+
+
+def head_of(policy: Any) -> Head:
+    """The policy's head: a softmax, unless it says otherwise."""
+    head = getattr(policy, "head", None)
+    return head if isinstance(head, Head) else SOFTMAX
+
+
+def check_valid(valid: Bool[Tensor, " row"], t: int, examples: Callable[[], Int64[Tensor, " row"]]) -> None:
+    """Refuse logits that are not a distribution; ``examples`` are those of the rows."""
+    if not bool(valid.all()):
+        raise PolicyError(
+            f"policy.step returned NaN or +inf, or masked every token, "
+            f"for example {int(examples()[~valid][0])} at step {t}"
+        )

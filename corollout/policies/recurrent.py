@@ -10,7 +10,7 @@ State = tuple[Float[Tensor, "row layer hidden"], ...]
 
 
 class TokenEncoder(nn.Module):
-    """Reads contexts of token ids, −1 being padding at the end, with a bidirectional GRU; gives a vector for each."""
+    """A bidirectional GRU that makes a vector of each context of token ids, −1 being padding at the end."""
 
     def __init__(self, vocab: int, width: int):
         super().__init__()
@@ -19,13 +19,13 @@ class TokenEncoder(nn.Module):
         self.backwards = nn.GRU(width, width, batch_first=True)
         self.width = 2 * width
 
-    def forward(self, context: Int64[Tensor, "row place"]) -> Float[Tensor, "row width"]:
+    def forward(self, context: Int64[Tensor, "row position"]) -> Float[Tensor, "row width"]:
         lengths = (context >= 0).sum(1)
         if context.shape[1] == 0:
             return self.embedding.weight.new_zeros(len(context), self.width)
-        place = torch.arange(context.shape[1], device=context.device)
+        position = torch.arange(context.shape[1], device=context.device)
         x = self.embedding(torch.where(context >= 0, context, self.embedding.num_embeddings - 1))
-        mirrored = (lengths[:, None] - 1 - place).clamp(min=0)
+        mirrored = (lengths[:, None] - 1 - position).clamp(min=0)
         x_mirrored = x.gather(1, mirrored[:, :, None].expand_as(x))
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
         ends = [rnn(y)[0].gather(1, last).squeeze(1) for rnn, y in ((self.forwards, x), (self.backwards, x_mirrored))]
@@ -36,7 +36,7 @@ class RecurrentPolicy(nn.Module):
     """An LSTM or GRU decoder that starts from, and at every step sees, a vector that describes the context.
 
     ``encoder`` maps a batch of contexts to ``Float[row, width]``: a ``TokenEncoder``, an ``nn.Linear`` on image
-    features, or anything of that kind.
+    features, or any other module.
     """
 
     def __init__(

@@ -13,18 +13,18 @@ from corollout.errors import InputError
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of every place read so far, rows first, and which of the places are real."""
+    """Keys and values of every position read so far, rows first, and which positions are not padding."""
 
-    keys: list[Float[Tensor, "row head place width"]]
-    values: list[Float[Tensor, "row head place width"]]
-    real: Bool[Tensor, "row place"]
-    length: Int64[Tensor, " row"]  # real places, that is the position of the next token
+    keys: list[Float[Tensor, "row head position width"]]
+    values: list[Float[Tensor, "row head position width"]]
+    real: Bool[Tensor, "row position"]
+    length: Int64[Tensor, " row"]  # without padding: the position of the next token
 
 
 class TransformerPolicy(nn.Module):
     """A decoder-only transformer (pre-norm, learned positions): the context's tokens come first, then the sequence.
 
-    A context is ``Int64[row, place]``, −1 being padding at the end; its tokens have an embedding of their own.
+    A context is ``Int64[row, position]``, −1 being padding at the end; its tokens have an embedding of their own.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class TransformerPolicy(nn.Module):
     def _blocks(self) -> "list[_Block]":
         return cast("list[_Block]", list(self.blocks))
 
-    def encode(self, context: Int64[Tensor, "row place"]) -> Cache:
+    def encode(self, context: Int64[Tensor, "row position"]) -> Cache:
         rows = len(context)
-        empty = [block.no_places(rows) for block in self._blocks()]
+        empty = [block.empty_cache(rows) for block in self._blocks()]  # keys or values
         nothing = torch.zeros(rows, 0, dtype=torch.bool, device=context.device)
         lengths = torch.zeros(rows, dtype=torch.int64, device=context.device)
-        cache = Cache([k for k, _ in empty], [v for _, v in empty], nothing, lengths)
+        cache = Cache(empty, empty, nothing, lengths)
         return self._read(cache, self.context_embedding(context.clamp(min=0)), context >= 0)[1]
 
     def start(self, memory: Cache) -> Cache:
@@ -71,7 +71,7 @@ class TransformerPolicy(nn.Module):
     def _read(
         self, cache: Cache, x: Float[Tensor, "row new width"], real: Bool[Tensor, "row new"] | None = None
     ) -> tuple[Float[Tensor, "row new width"], Cache]:
-        """Read new places behind those in the cache."""
+        """Read new positions after those in the cache."""
         rows, new, _ = x.shape
         if real is None:
             real = torch.ones(rows, new, dtype=torch.bool, device=x.device)
@@ -84,8 +84,8 @@ class TransformerPolicy(nn.Module):
         x = x + self.positions(position.clamp(min=0))
         every = torch.cat([cache.real, real], 1)
         old = cache.real.shape[1]
-        place = torch.arange(old + new, device=x.device)
-        visible = (every[:, None] & (place <= place[old:, None])) | (place == place[old:, None])
+        index = torch.arange(old + new, device=x.device)
+        visible = (every[:, None] & (index <= index[old:, None])) | (index == index[old:, None])
         keys, values = [], []
         for block, k, v in zip(self._blocks(), cache.keys, cache.values, strict=True):
             x, k, v = block(x, k, v, visible[:, None])
@@ -104,13 +104,11 @@ class _Block(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(dropout)
 
-    def no_places(self, rows: int) -> tuple[Tensor, Tensor]:
-        width = self.merge.in_features // self.heads
-        empty = self.merge.weight.new_zeros(rows, self.heads, 0, width)
-        return empty, empty
+    def empty_cache(self, rows: int) -> Tensor:
+        return self.merge.weight.new_zeros(rows, self.heads, 0, self.merge.in_features // self.heads)
 
     def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, visible: Bool[Tensor, "row 1 new place"]
+        self, x: Tensor, keys: Tensor, values: Tensor, visible: Bool[Tensor, "row 1 new position"]
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.project(self.norm_1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, logsigmoid
@@ -18,7 +18,7 @@ from torch.nn.functional import embedding, logsigmoid
 from corollout.errors import InputError, PolicyError
 from corollout.noise import conditional_gumbels, exponential, uniform
 from corollout.policies import walks
-from corollout.policies.heads import Best, Choice, Head, Keys, Outputs, Perturbed, Steps
+from corollout.policies.protocol import Choice, Greedy, Head, Ints, Logits, LogProbs, Numbers, Outputs, Ranked, Tokens
 from corollout.row_threads import by_rows
 from corollout.trees import Tree
 from corollout.types import Decisions, full_precision
@@ -28,6 +28,7 @@ class TreeHead(nn.Module, Head):
     """Weights for the inner nodes of a tree. The tree is saved and loaded with them."""
 
     keeps_outputs = True
+    tree: Tree  # whose nodes the weights belong to
 
     def __init__(self, width: int, tree: Tree, bound: float = 0.1):
         super().__init__()
@@ -38,103 +39,80 @@ class TreeHead(nn.Module, Head):
         self.bias = nn.Parameter(torch.zeros(inner))
         self.register_buffer("below", torch.from_numpy(tree.children.copy()))
         self.arrange()
-        self.register_load_state_dict_post_hook(_arrange_anew)
-
-    @property
-    def tree(self) -> Tree:
-        """The tree whose nodes the weights belong to."""
-        return self._tree
+        self.register_load_state_dict_post_hook(TreeHead.arrange)
 
     @torch.no_grad()
     def plant(self, tree: Tree) -> None:
-        """Put another tree over the same tokens in the place of the present one; weights are left as they are."""
-        if tree.size != self._tree.size:
-            raise InputError(f"the model has {self._tree.size:,} tokens, but the tree {tree.size:,}")
+        """Replace the tree by another one over the same tokens; the weights stay as they are."""
+        if tree.size != self.tree.size:
+            raise InputError(f"the model has {self.tree.size:,} tokens, but the tree has {tree.size:,}")
         self._children.copy_(torch.from_numpy(tree.children.copy()))
         self.arrange()
 
-    def choose(self, outputs: Outputs, keys: Keys, steps: Steps, greedy: Bool[Tensor, " row"] | bool) -> Choice:
-        start = torch.zeros_like(keys)
-        tokens, logits = self._walk(outputs, start, keys, steps, greedy)
+    def choose(self, outputs: Outputs, keys: Ints, steps: Ints, greedy: Greedy) -> Choice:
+        tokens, logits = self._walk(outputs, torch.zeros_like(keys), keys, steps, greedy)
         return Choice(tokens, logits, logits.isfinite().all(1))
 
-    def finish(
-        self,
-        outputs: Outputs,
-        started: Int64[Tensor, " row"],
-        keys: Keys,
-        steps: Steps,
-        greedy: Bool[Tensor, " row"] | bool,
-    ) -> Int64[Tensor, " row"]:
-        inner = len(self._tree.children)
+    def finish(self, outputs: Outputs, started: Ints, keys: Ints, steps: Ints, greedy: Greedy) -> Ints:
+        inner = len(self.tree.children)
         if len(started) and int(started.min()) < -inner:
             raise InputError(
-                f"a word was begun at inner node {~int(started.min())}, but the tree has {inner:,} of them"
+                f"a branch starts below inner node {~int(started.min())}, but the tree has only {inner:,} inner nodes"
             )
         return self._walk(outputs, ~started, keys, steps, greedy)[0]
 
-    def best(self, outputs: Outputs, count: int) -> Best:
-        self._check(outputs)
-        x = full_precision(outputs.detach())
-        count = min(count, self._tree.size)
-        sound = x.isfinite().all(1)
-        if x.device.type != "cpu" or not bool(sound.all()):
-            values, tokens = self.all_log_probs(x).topk(count, 1)
-            return Best(values, tokens, sound & values.isfinite().all(1))
-        tokens = torch.empty(len(x), count, dtype=torch.int64)
-        values = torch.empty(len(x), count, dtype=torch.float64)
-        weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
-        by_rows(
-            partial(walks.best_tokens, self._tree.children, weight, bias),
-            count * self._tree.depth * x.shape[1],
-            x.contiguous().numpy(),
-            values.numpy(),
-            tokens.numpy(),
-        )
-        return Best(values.to(x.dtype), tokens, values.isfinite().all(1))
+    def best(self, outputs: Outputs, count: int) -> Ranked:
+        nothing = outputs.new_zeros(len(outputs), dtype=torch.float64)
+        unused = outputs.new_zeros(len(outputs), dtype=torch.int64)
+        first = self._first(outputs, nothing, nothing, unused, unused, count, perturb=False)
+        log_probs = first.log_probs.to(full_precision(outputs).dtype)
+        return first._replace(ranks=log_probs, log_probs=log_probs)
 
     def perturbed(
+        self, outputs: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints, count: int
+    ) -> Ranked:
+        """A node's number is the largest of the tokens below it, so its children's are drawn given their maximum."""
+        return self._first(outputs, log_prob, rank, keys, steps, count, perturb=True)
+
+    def _first(
         self,
         outputs: Outputs,
-        log_prob: Float[Tensor, " row"],
-        rank: Float[Tensor, " row"],
-        keys: Keys,
-        steps: Steps,
+        log_prob: Numbers,
+        rank: Numbers,
+        keys: Ints,
+        steps: Ints,
         count: int,
-    ) -> Perturbed:
-        """A node's number is the largest of the tokens below it, so its children's are drawn given their maximum."""
+        perturb: bool,
+    ) -> Ranked:
+        """The first tokens by their perturbed log-probabilities, or by those without noise."""
         self._check(outputs)
         x = full_precision(outputs.detach())
-        count = min(count, self._tree.size)
-        sound = x.isfinite().all(1)
-        if x.device.type != "cpu" or not bool(sound.all()):
-            every, values = self.perturbed_by_levels(x, log_prob, rank, keys, steps)
+        count = min(count, self.tree.size)
+        valid = x.isfinite().all(1)
+        if x.device.type != "cpu" or not bool(valid.all()):
+            if perturb:
+                every, values = self.perturbed_by_levels(x, log_prob, rank, keys, steps)
+            else:
+                every = values = self.all_log_probs(x)
             ranks, tokens = every.topk(count, 1)
             values = values.gather(1, tokens)
-            return Perturbed(ranks, values, tokens, sound & values.isfinite().all(1))
+            return Ranked(ranks, values, tokens, valid & values.isfinite().all(1))
         ranks = torch.empty(len(x), count, dtype=torch.float64)
         values, tokens = torch.empty_like(ranks), torch.empty(len(x), count, dtype=torch.int64)
         weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
         by_rows(
-            partial(walks.first_tokens, self._tree.children, weight, bias),
-            count * self._tree.depth * x.shape[1],
+            partial(walks.first_tokens, self.tree.children, weight, bias, perturb),
+            count * self.tree.depth * x.shape[1],
             *_arrays(x, log_prob.double(), rank.double()),
             keys.numpy().view(np.uint64),
             steps.numpy().view(np.uint64),
-            ranks.numpy(),
-            values.numpy(),
-            tokens.numpy(),
+            *_arrays(ranks, values, tokens),
         )
-        return Perturbed(ranks, values, tokens, values.isfinite().all(1))
+        return Ranked(ranks, values, tokens, values.isfinite().all(1))
 
     @torch.no_grad()
     def perturbed_by_levels(
-        self,
-        x: Outputs,
-        log_prob: Float[Tensor, " row"],
-        rank: Float[Tensor, " row"],
-        keys: Keys,
-        steps: Steps,
+        self, x: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints
     ) -> tuple[Float[Tensor, "row vocab"], Float[Tensor, "row vocab"]]:
         """The perturbed log-probabilities of all tokens, and those without noise, by PyTorch operations."""
         logits = (x @ self.weight.to(x.dtype).t() + self.bias.to(x.dtype)).double()
@@ -142,83 +120,71 @@ class TreeHead(nn.Module, Head):
         gains = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
         nodes = torch.zeros(1, dtype=torch.int64, device=x.device)
         value, most = log_prob.double()[:, None], rank.double()[:, None]
-        found, ranks, tokens = [], [], []
+        log_probs, ranks, tokens = [], [], []
         while len(nodes):
             below = self._children[nodes].long().flatten()
             values = value[:, :, None] + gains[:, nodes]
             given = conditional_gumbels((values - drawn[:, nodes]).flatten(0, 1), most.flatten())
             value, most = values.flatten(1), given.unflatten(0, most.shape).flatten(1)
             leaf = below < 0
-            found.append(value[:, leaf])
+            log_probs.append(value[:, leaf])
             ranks.append(most[:, leaf])
             tokens.append(~below[leaf])
             value, most, nodes = value[:, ~leaf], most[:, ~leaf], below[~leaf]
         order = torch.cat(tokens).argsort()
-        return torch.cat(ranks, 1)[:, order], torch.cat(found, 1)[:, order]
+        return torch.cat(ranks, 1)[:, order], torch.cat(log_probs, 1)[:, order]
 
-    def logits(
-        self, outputs: Float[Tensor, "row step width"], tokens: Int64[Tensor, "row step"]
-    ) -> Float[Tensor, "row step logit"]:
+    def logits(self, outputs: Float[Tensor, "row step width"], tokens: Tokens) -> Logits:
         self._check(outputs, tokens)
         x, paths = outputs.flatten(0, 1), self._paths(outputs.device)
         compiled = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-        found = (_PathLogits.apply if compiled else path_logits)(
+        logits = (_PathLogits.apply if compiled else path_logits)(
             x, tokens.flatten(), paths.nodes, paths.lengths, self.weight.to(x.dtype), self.bias.to(x.dtype)
         )
-        return found.unflatten(0, outputs.shape[:2])
+        return logits.unflatten(0, outputs.shape[:2])
 
-    def log_probs(
-        self, logits: Float[Tensor, "row step logit"], tokens: Int64[Tensor, "row step"]
-    ) -> Float[Tensor, "row step"]:
+    def log_probs(self, logits: Logits, tokens: Tokens) -> LogProbs:
         return self.decisions(tokens).log_probs(logits)
 
-    def decisions(self, tokens: Int64[Tensor, "row step"]) -> Decisions:
+    def decisions(self, tokens: Tokens) -> Decisions:
         paths = self._paths(tokens.device)
         nodes, bits = paths.nodes[tokens].long(), paths.bits[tokens]
-        there = torch.arange(nodes.shape[-1], device=tokens.device) < paths.lengths[tokens][..., None]
+        valid = torch.arange(nodes.shape[-1], device=tokens.device) < paths.lengths[tokens][..., None]
         other = self._children[nodes, 1 - bits.long()].long()
-        return Decisions(bits=bits, there=there, other=torch.where(there, ~other, 0))
+        return Decisions(bits=bits, valid=valid, other=torch.where(valid, ~other, 0))
 
     def all_log_probs(self, outputs: Outputs) -> Float[Tensor, "row vocab"]:
-        """The log-probabilities of all tokens: every node is computed. For small vocabularies, and to check with."""
+        """The log-probabilities of all tokens, computing every node: for small vocabularies, and for tests."""
         logits = outputs @ self.weight.to(outputs.dtype).t() + self.bias.to(outputs.dtype)
         below = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
         # Children come after their parents, level by level.
-        reached = [logits.new_zeros(len(outputs), 1)]
+        reached = logits.new_zeros(len(outputs), 1)
         nodes = torch.zeros(1, dtype=torch.int64, device=outputs.device)
-        found, tokens = [], []
+        log_probs, tokens = [], []
         while len(nodes):
             children = self._children[nodes].long().flatten()
-            value = (reached[-1][:, :, None] + below[:, nodes]).flatten(1)
+            value = (reached[:, :, None] + below[:, nodes]).flatten(1)
             leaf = children < 0
-            found.append(value[:, leaf])
+            log_probs.append(value[:, leaf])
             tokens.append(~children[leaf])
-            reached.append(value[:, ~leaf])
-            nodes = children[~leaf]
-        return torch.cat(found, 1)[:, torch.cat(tokens).argsort()]
+            reached, nodes = value[:, ~leaf], children[~leaf]
+        return torch.cat(log_probs, 1)[:, torch.cat(tokens).argsort()]
 
-    # --- inside --------------------------------------------------------------------------------------------------
-
-    def _check(self, outputs: Float[Tensor, "... width"], tokens: Int64[Tensor, "row step"] | None = None) -> None:
-        """Refuse what would lead compiled loops out of their arrays."""
+    def _check(self, outputs: Float[Tensor, "... width"], tokens: Tokens | None = None) -> None:
+        """Refuse what would make compiled loops read outside of their arrays."""
         width = self.weight.shape[1]
         if outputs.shape[-1] != width:
             raise PolicyError(
-                f"the policy puts out {outputs.shape[-1]} numbers for each row, but its head reads {width}"
+                f"the policy outputs {outputs.shape[-1]} numbers for each row, but its head expects {width}"
             )
-        strange = [] if tokens is None else tokens[(tokens < 0) | (tokens >= self._tree.size)]
-        if len(strange):
-            raise InputError(f"the tree has {self._tree.size:,} tokens, and no token {int(strange[0])}")
+        unknown = [] if tokens is None else tokens[(tokens < 0) | (tokens >= self.tree.size)]
+        if len(unknown):
+            raise InputError(f"there is no token {int(unknown[0])}: the tree has {self.tree.size:,} tokens")
 
     def _walk(
-        self,
-        outputs: Outputs,
-        start: Int64[Tensor, " row"],
-        keys: Keys,
-        steps: Steps,
-        greedy: Bool[Tensor, " row"] | bool,
-    ) -> tuple[Int64[Tensor, " row"], Float[Tensor, "row logit"]]:
-        """Walk from a node of each row to a token; the logits met, at their depths."""
+        self, outputs: Outputs, start: Ints, keys: Ints, steps: Ints, greedy: Greedy
+    ) -> tuple[Ints, Float[Tensor, "row logit"]]:
+        """Walk from a node of each row to a token; also the logits on the way, at their depths."""
         self._check(outputs)
         x = full_precision(outputs.detach())
         if isinstance(greedy, bool):
@@ -226,46 +192,38 @@ class TreeHead(nn.Module, Head):
         if x.device.type != "cpu":
             return self.walk_by_levels(x, start, keys, steps, greedy)
         tokens = torch.empty_like(keys)
-        logits = x.new_zeros(len(x), self._tree.depth)
+        logits = x.new_zeros(len(x), self.tree.depth)
         weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
         by_rows(
-            partial(walks.walk, self._tree.children, self._tree.node_depths, weight, bias),
-            self._tree.depth * x.shape[1],
-            x.contiguous().numpy(),
-            start.numpy(),
+            partial(walks.walk, self.tree.children, self.tree.node_depths, weight, bias),
+            self.tree.depth * x.shape[1],
+            *_arrays(x, start),
             keys.numpy().view(np.uint64),
             steps.numpy().view(np.uint64),
-            greedy.numpy(),
-            tokens.numpy(),
-            logits.numpy(),
+            *_arrays(greedy, tokens, logits),
         )
         return tokens, logits
 
     @torch.no_grad()
     def walk_by_levels(
-        self,
-        x: Outputs,
-        start: Int64[Tensor, " row"],
-        keys: Keys,
-        steps: Steps,
-        greedy: Bool[Tensor, " row"],
-    ) -> tuple[Int64[Tensor, " row"], Float[Tensor, "row logit"]]:
+        self, x: Outputs, start: Ints, keys: Ints, steps: Ints, greedy: Tensor
+    ) -> tuple[Ints, Float[Tensor, "row logit"]]:
         """The same walk by PyTorch operations, all rows taking one decision at a time."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        pi = uniform(keys, steps, self._tree.depth, torch.float64)
-        logits = x.new_zeros(len(x), self._tree.depth)
+        pi = uniform(keys, steps, self.tree.depth, torch.float64)
+        logits = x.new_zeros(len(x), self.tree.depth)
         tokens, node = torch.where(start < 0, ~start, 0), start
         depth = torch.where(start < 0, 0, self._paths(x.device).node_depths[start.clamp(min=0)])
         rows = (start >= 0).nonzero().squeeze(1)
         while len(rows):
-            here, place = node[rows], depth[rows]
+            here, level = node[rows], depth[rows]
             phi = (weight[here] * x[rows]).sum(1) + bias[here]
-            logits[rows, place] = phi
-            bit = torch.where(greedy[rows], phi > 0, pi[rows, place] < phi.double().sigmoid())
+            logits[rows, level] = phi
+            bit = torch.where(greedy[rows], phi > 0, pi[rows, level] < phi.double().sigmoid())
             below = self._children[here, bit.long()].long()
             tokens[rows] = torch.where(below < 0, ~below, 0)
             node = node.index_put((rows,), below)
-            depth = depth.index_put((rows,), place + 1)
+            depth = depth.index_put((rows,), level + 1)
             rows = rows[below >= 0]
         return tokens, logits
 
@@ -278,10 +236,10 @@ class TreeHead(nn.Module, Head):
             self._arranged = _Paths(*(part.to(device) for part in self._arranged))
         return self._arranged
 
-    def arrange(self) -> None:
-        """Work out everything that follows from the tree as it was saved."""
-        self._tree = Tree(self._children.cpu().numpy())
-        codes, depths = self._tree.codes, self._tree.node_depths.astype(np.int64)
+    def arrange(self, _: object = None) -> None:
+        """Derive everything else from the saved tree; also a hook, called after a state was loaded."""
+        self.tree = Tree(self._children.cpu().numpy())
+        codes, depths = self.tree.codes, self.tree.node_depths.astype(np.int64)
         self._arranged = _Paths(*map(torch.from_numpy, (codes.nodes, codes.bits, codes.lengths, depths)))
 
 
@@ -294,24 +252,14 @@ class _Paths(NamedTuple):
     node_depths: Tensor
 
 
-def _arrange_anew(head: nn.Module, _: object) -> None:
-    assert isinstance(head, TreeHead)
-    head.arrange()
-
-
 def path_logits(
-    x: Float[Tensor, "row width"],
-    tokens: Int64[Tensor, " row"],
-    nodes: Tensor,
-    lengths: Tensor,
-    weight: Float[Tensor, "node width"],
-    bias: Float[Tensor, " node"],
+    x: Outputs, tokens: Ints, nodes: Tensor, lengths: Tensor, weight: Float[Tensor, "node width"], bias: Tensor
 ) -> Float[Tensor, "row logit"]:
     """The logits on the path to each row's token, zero beyond its end, by PyTorch operations."""
     path = nodes[tokens].long()
     logits = torch.bmm(embedding(path, weight), x[:, :, None]).squeeze(2) + bias[path]
-    there = torch.arange(path.shape[1], device=x.device) < lengths[tokens][:, None]
-    return torch.where(there, logits, 0.0)
+    on_path = torch.arange(path.shape[1], device=x.device) < lengths[tokens][:, None]
+    return torch.where(on_path, logits, 0.0)
 
 
 class _PathLogits(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Walks down a vocabulary tree and products along its paths, compiled: nothing is computed but for the nodes met.
+"""Walks down a vocabulary tree and products along its paths, compiled: nothing is computed except for the nodes met.
 
 An inner node n has the logit φ = w_n · x + b_n, and its bit is 1 with probability σ(φ). The bit at depth i of a walk is
 1 if the i-th uniform number of (key, step) is below σ(φ), so that every walk of one key and step shares them.
@@ -69,101 +69,77 @@ def path_gradients(nodes, lengths, weight, outputs, tokens, outer, d_outputs, d_
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def best_tokens(children, weight, bias, outputs, log_probs, tokens):
-    """Each row's most probable tokens, exactly: no token is more probable than a node above it.
+def first_tokens(children, weight, bias, perturb, outputs, log_prob, rank, keys, steps, ranks, log_probs, tokens):
+    """Each row's first tokens by log-probability or, if perturbed, those of a sample without replacement.
 
-    The nodes known but not entered form a heap by their probability; whatever comes out first is the best there is.
+    ``log_prob`` and ``rank`` are those of the root. No token ranks above a node that it is below, so the nodes known
+    but not entered form a heap by their rank: what comes out first is the best of all.
     """
     count = tokens.shape[1]
     for r in range(len(outputs)):
-        heap_value = np.empty(64, np.float64)
-        heap_node = np.empty(64, np.int64)
-        heap_value[0], heap_node[0] = 0.0, 0 if len(children) else -1
-        size, found = 1, 0
-        while found < count:
-            value, node = heap_value[0], heap_node[0]
-            size -= 1
-            _sift_down(heap_value, heap_node, size)
-            if node < 0:
-                log_probs[r, found], tokens[r, found] = value, ~node
-                found += 1
-                continue
-            phi = np.float64(_logit(weight, bias, outputs[r], node))
-            if size + 2 > len(heap_value):
-                heap_value = np.concatenate((heap_value, np.empty_like(heap_value)))
-                heap_node = np.concatenate((heap_node, np.empty_like(heap_node)))
-            for bit in range(2):
-                gain = _log_sigmoid(phi if bit else -phi)
-                _sift_up(heap_value, heap_node, size, value + gain, np.int64(children[node, bit]))
-                size += 1
-
-
-@no_type_check
-@numba.njit(cache=True, nogil=True)
-def _sift_up(values, nodes, place, value, node):
-    """Put something into the heap, whose first ``place`` are taken."""
-    while place > 0:
-        above = (place - 1) // 2
-        if values[above] >= value:
-            break
-        values[place], nodes[place] = values[above], nodes[above]
-        place = above
-    values[place], nodes[place] = value, node
-
-
-@no_type_check
-@numba.njit(cache=True, nogil=True)
-def _sift_down(values, nodes, size):
-    """Close the gap at the top of the heap with its last entry, which stands at ``size``."""
-    value, node, place = values[size], nodes[size], 0
-    while 2 * place + 1 < size:
-        below = 2 * place + 1
-        if below + 1 < size and values[below + 1] > values[below]:
-            below += 1
-        if values[below] <= value:
-            break
-        values[place], nodes[place] = values[below], nodes[below]
-        place = below
-    values[place], nodes[place] = value, node
-
-
-@no_type_check
-@numba.njit(cache=True, nogil=True)
-def first_tokens(children, weight, bias, outputs, log_prob, rank, keys, steps, ranks, log_probs, tokens):
-    """Each row's first tokens in a sample without replacement: as ``best_tokens``, by perturbed log-probabilities."""
-    count = tokens.shape[1]
-    for r in range(len(outputs)):
-        heap_value, heap_place = np.empty(64, np.float64), np.empty(64, np.int64)
-        # What the heap's places stand for: a node with its log-probability.
+        heap_rank, heap_entry = np.empty(64, np.float64), np.empty(64, np.int64)
+        # The entries of the heap: nodes with their log-probabilities.
         node_of, value_of = np.empty(64, np.int64), np.empty(64, np.float64)
         node_of[0], value_of[0] = 0 if len(children) else -1, log_prob[r]
-        heap_value[0], heap_place[0] = rank[r], 0
-        size, known, found = 1, 1, 0
-        while found < count:
-            most, place = heap_value[0], heap_place[0]
+        heap_rank[0], heap_entry[0] = rank[r], 0
+        size, entries, done = 1, 1, 0
+        while done < count:
+            highest, entry = heap_rank[0], heap_entry[0]
             size -= 1
-            _sift_down(heap_value, heap_place, size)
-            node, value = node_of[place], value_of[place]
+            _sift_down(heap_rank, heap_entry, size)
+            node, value = node_of[entry], value_of[entry]
             if node < 0:
-                ranks[r, found], log_probs[r, found], tokens[r, found] = most, value, ~node
-                found += 1
+                ranks[r, done], log_probs[r, done], tokens[r, done] = highest, value, ~node
+                done += 1
                 continue
-            if known + 2 > len(node_of):
-                heap_value = np.concatenate((heap_value, np.empty_like(heap_value)))
-                heap_place = np.concatenate((heap_place, np.empty_like(heap_place)))
+            if entries + 2 > len(node_of):
+                heap_rank = np.concatenate((heap_rank, np.empty_like(heap_rank)))
+                heap_entry = np.concatenate((heap_entry, np.empty_like(heap_entry)))
                 node_of = np.concatenate((node_of, np.empty_like(node_of)))
                 value_of = np.concatenate((value_of, np.empty_like(value_of)))
             phi = np.float64(_logit(weight, bias, outputs[r], node))
             left, right = value + _log_sigmoid(-phi), value + _log_sigmoid(phi)
-            free_left = left - np.log(-np.log1p(-uniform_compiled(keys[r], steps[r], 2 * node)))
-            free_right = right - np.log(-np.log1p(-uniform_compiled(keys[r], steps[r], 2 * node + 1)))
-            highest = max(free_left, free_right)
+            left_rank, right_rank = left, right
+            if perturb:
+                free_left = left - np.log(-np.log1p(-uniform_compiled(keys[r], steps[r], 2 * node)))
+                free_right = right - np.log(-np.log1p(-uniform_compiled(keys[r], steps[r], 2 * node + 1)))
+                maximum = max(free_left, free_right)
+                left_rank = _given_maximum(free_left, maximum, highest)
+                right_rank = _given_maximum(free_right, maximum, highest)
             for bit in range(2):
-                free = free_right if bit else free_left
-                node_of[known], value_of[known] = children[node, bit], right if bit else left
-                _sift_up(heap_value, heap_place, size, _given_maximum(free, highest, most), known)
+                node_of[entries], value_of[entries] = children[node, bit], right if bit else left
+                _sift_up(heap_rank, heap_entry, size, right_rank if bit else left_rank, entries)
                 size += 1
-                known += 1
+                entries += 1
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _sift_up(ranks, entries, index, rank, entry):
+    """Add an entry to a heap of ``index`` entries."""
+    while index > 0:
+        above = (index - 1) // 2
+        if ranks[above] >= rank:
+            break
+        ranks[index], entries[index] = ranks[above], entries[above]
+        index = above
+    ranks[index], entries[index] = rank, entry
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _sift_down(ranks, entries, size):
+    """Close the gap at the top of the heap with its last entry, at index ``size``."""
+    rank, entry, index = ranks[size], entries[size], 0
+    while 2 * index + 1 < size:
+        below = 2 * index + 1
+        if below + 1 < size and ranks[below + 1] > ranks[below]:
+            below += 1
+        if ranks[below] <= rank:
+            break
+        ranks[index], entries[index] = ranks[below], entries[below]
+        index = below
+    ranks[index], entries[index] = rank, entry
 
 
 @no_type_check

@@ -1,6 +1,7 @@
 """Methods side by side: how well each one does, what it gains over its start, and what that cost."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,50 +10,33 @@ import numpy as np
 
 from corollout.config import toml_text
 from corollout.errors import InputError
-from corollout.reports.curves import Group
+from corollout.estimators import make_estimator
+from corollout.reports.curves import Axis, training_curves
+from corollout.reports.manifest import manifest
+from corollout.reports.report import Report, Section, Table, settings_section
 from corollout.reports.run_results import (
     SPLITS,
-    Difference,
-    Outcome,
-    RunOutcome,
+    MeanDifference,
+    MethodRuns,
+    RunResult,
+    SplitScore,
     paired_difference,
     pooled_interval,
     read_run,
     starting_point,
 )
-from corollout.reports.tables import (
-    NOTHING,
-    TextTable,
-    number,
-    percent,
-    percent_range,
-    signed_percent,
-    without_empty_columns,
-)
+from corollout.reports.tables import NOTHING, count_text, interval_text, number, score_text, setting_text, signed, times
 from corollout.tasks.task import Metric
 from corollout.training.runs import Run
 
+KIND = "comparison"
 MLE = "MLE"
 INTERVAL = "95\u00a0% interval"
-_SPELLINGS = {"disarm": "DisARM", "rl-beam": "RL_beam"}
-
-
-def result_note(measure: Metric) -> str:
-    intervals = (
-        f"by Wilson for the {measure.examples} of all seeds together"
-        if measure.shares
-        else f"of a mean over {measure.examples}, which are averaged over seeds first"
-    )
-    return (
-        f"{measure.name} of the best weights, which are chosen on the validation data: {measure.meaning}, ± the "
-        f"standard deviation over seeds; 95 % intervals {intervals}. Gain: difference to the weights that fine-tuning "
-        f"started from, on the same {measure.examples}, averaged over seeds before the interval is taken over them."
-    )
 
 
 @dataclass(frozen=True)
-class Score:
-    """The task's measure on one split over seeds."""
+class MeanScore:
+    """The task's metric on one split, over seeds."""
 
     values: list[float]
     mean: float
@@ -62,24 +46,19 @@ class Score:
     top: list[float]  # for k = 1, 2, … of a beam, mean over seeds
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], measure: Metric) -> "Score":
-        values = [one.value for one in outcomes]
-        depth = min(len(one.top) for one in outcomes)
-        return cls(
-            values,
-            float(np.mean(values)),
-            float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            pooled_interval(outcomes, measure),
-            outcomes[0].count,
-            [float(np.mean([one.top[k] for one in outcomes])) for k in range(depth)],
-        )
+    def of(cls, splits: Sequence[SplitScore], metric: Metric) -> "MeanScore":
+        values = [one.value for one in splits]
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        top = [float(np.mean(shares)) for shares in zip(*(one.top for one in splits), strict=False)]
+        return cls(values, float(np.mean(values)), spread, pooled_interval(splits, metric), splits[0].count, top)
 
-    def words(self) -> str:
-        return percent(self.mean) + ("" if self.spread is None else f" ± {percent(self.spread, 1)}")
+    def cells(self, metric: Metric) -> list[str]:
+        spread = "" if self.spread is None else f" ± {score_text(self.spread, metric, 0)}"
+        return [score_text(self.mean, metric) + spread, interval_text(self.interval, metric)]
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSummary:
     """The runs of one method, summed up; counts are means over seeds."""
 
     label: str
@@ -87,12 +66,12 @@ class Method:
     runs: list[str]
     seeds: list[int]
     learning_rates: list[float]
-    scores: dict[str, Score]  # by split
-    gains: dict[str, Difference]  # by split, over the starting point
+    scores: dict[str, MeanScore]  # by split
+    gains: dict[str, MeanDifference]  # by split, over the starting point
     updates: float
     tokens: float
     seconds: float
-    rollouts: float | None  # for each step, all updates
+    rollouts: float | None  # per step, all updates
     first_rollouts: float | None  # the first tenth of the updates
     last_rollouts: float | None  # the last tenth
     variance: float | None  # the running variance of the gradient, all updates
@@ -103,61 +82,37 @@ class Method:
     def rate(self) -> str:
         return ", ".join(f"{rate:g}" for rate in self.learning_rates)
 
-    def result_cells(self, gain_split: str) -> list[str]:
-        """Each split with its interval, then the gain on one of them."""
-        cells = [self.label]
-        for split in SPLITS:
-            score = self.scores.get(split)
-            cells += [NOTHING, NOTHING] if score is None else [score.words(), percent_range(score.interval)]
-        return [*cells, *gain_cells(self.gains.get(gain_split))]
-
-    def cost_cells(self) -> list[str]:
-        return [
-            self.label,
-            self.rate,
-            number(self.updates),
-            count_words(self.tokens),
-            number(self.seconds),
-            number(self.rollouts),
-            percent(self.at_equal_tokens),
-            percent(self.at_equal_seconds),
-        ]
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods, and up to which tokens and seconds all of them have come."""
+    """Methods, and the tokens and seconds that all of them have reached."""
 
-    methods: list[Method]
+    methods: list[MethodSummary]
     limits: dict[str, float]
     remarks: list[str]
     metric: Metric
 
-    @property
-    def gain_split(self) -> str:
-        """Where gains are told: on the test, of which the choice of weights knows nothing, if every method has it."""
+    def score_table(self) -> Table:
+        metric, rows = self.metric, []
         tuned = [method for method in self.methods if method.kind == "finetune"]
-        return "test" if tuned and all("test" in method.gains for method in tuned) else "val"
-
-    def tables(self) -> list[TextTable]:
-        split = self.gain_split
+        # Gains are those on the test data, unless a method was not evaluated on it.
+        split = "test" if tuned and all("test" in method.gains for method in tuned) else "val"
         gain = {"val": "validation gain", "test": "test gain"}[split]
-        unit = self.metric.unit
-        header = ["method", f"validation{unit}", INTERVAL, f"test{unit}", INTERVAL, gain, INTERVAL]
-        cells = [m.result_cells(split) for m in self.methods]
-        result = TextTable(self.metric.name, header, cells, [result_note(self.metric)])
-        header = [
-            "method",
-            "learning rate",
-            "updates",
-            "tokens",
-            "seconds",
-            "rollouts a\u00a0step",
-            "at\u00a0equal tokens",
-            "at\u00a0equal seconds",
-        ]
-        cost = TextTable("Cost", header, [m.cost_cells() for m in self.methods], [self._cost_note(), *self.remarks])
-        return [without_empty_columns(result), without_empty_columns(cost)]
+        for method in self.methods:
+            cells = [method.scores[s].cells(metric) if s in method.scores else [NOTHING] * 2 for s in SPLITS]
+            rows.append([method.label, *cells[0], *cells[1], *gain_cells(method.gains.get(split), metric)])
+        header = ["method", f"validation{metric.unit}", INTERVAL, f"test{metric.unit}", INTERVAL, gain, INTERVAL]
+        return Table(metric.name, header, rows, [_score_note(metric)]).without_empty_columns()
+
+    def cost_table(self) -> Table:
+        rows = []
+        for method in self.methods:
+            spent = [number(method.updates), count_text(method.tokens), number(method.seconds), number(method.rollouts)]
+            equal = [score_text(value, self.metric) for value in (method.at_equal_tokens, method.at_equal_seconds)]
+            rows.append([method.label, method.rate, *spent, *equal])
+        header = ["method", "learning rate", "updates", "tokens", "seconds", "rollouts per\u00a0step"]
+        header += ["at\u00a0equal tokens", "at\u00a0equal seconds"]
+        return Table("Cost", header, rows, [self._cost_note(), *self.remarks]).without_empty_columns()
 
     def _cost_note(self) -> str:
         counts = [len(method.seeds) for method in self.methods]
@@ -165,156 +120,145 @@ class Comparison:
         others = [f"{len(m.seeds)} for {m.label}" for m in self.methods if len(m.seeds) != usual]
         note = "One seed" if usual == 1 else f"Means over {usual} seeds"
         note += f", but {'; '.join(others)}." if others else "."
-        note += " Tokens: generated for fine-tuning, learnt from for maximum likelihood."
+        note += " Tokens: generated in fine-tuning, trained on in maximum likelihood."
         if not self.limits:
             return note
         return (
-            f"{note} At equal tokens, at equal seconds: the best {self.metric.name} on the validation data, times "
-            f"100, up to {self.limits['tokens']:,.0f} tokens or {self.limits['seconds']:,.0f} seconds of training, "
-            f"which all fine-tunings have reached."
+            f"{note} At equal tokens, at equal seconds: the best validation {self.metric.name}{times(self.metric)}, up "
+            f"to {self.limits['tokens']:,.0f} tokens or {self.limits['seconds']:,.0f} seconds of training, which all "
+            f"fine-tuning runs have reached."
         )
 
-    def table(self) -> dict[str, Any]:
-        """All numbers, for a JSON file."""
-        return asdict(self)
+    def numbers(self, root: Path) -> dict[str, Any]:
+        """All numbers, for a JSON file; run directories relative to a folder."""
+        numbers = asdict(self)
+        for method in numbers["methods"]:
+            method["runs"] = [os.path.relpath(run, root) for run in method["runs"]]
+        return numbers
+
+    def winner(self) -> str:
+        """A sentence about the method with the highest score."""
+        split = "test" if all("test" in method.scores for method in self.methods) else "val"
+        best = max(self.methods, key=lambda method: method.scores[split].mean)
+        score, metric = best.scores[split], self.metric
+        interval = "" if score.interval is None else f" (95 % interval {interval_text(score.interval, metric)})"
+        has = "has the highest" if len(self.methods) > 1 else "has a"
+        count = "the" if score.count is None else f"{score.count:,}"
+        data = {"test": "test", "val": "validation"}[split]
+        value = f"{score_text(score.mean, metric)}{metric.unit}"
+        return f"On {count} {data} {metric.examples} {best.label} {has} {metric.name}, {value}{interval}."
 
 
-def gain_cells(gain: Difference | None) -> list[str]:
+def _score_note(metric: Metric) -> str:
+    intervals = f"intervals of a mean over {metric.examples}, averaged over seeds first"
+    if metric.is_share:
+        intervals = f"Wilson intervals for the {metric.examples} of all seeds together"
+    return (
+        f"{metric.name} of the best weights, chosen on the validation data: {metric.meaning}, ± the standard deviation "
+        f"over seeds; 95 % {intervals}. Gain: the difference to the weights that fine-tuning started from, on the same "
+        f"{metric.examples}, averaged over seeds before the interval is taken over {metric.examples}."
+    )
+
+
+def gain_cells(gain: MeanDifference | None, metric: Metric) -> list[str]:
     if gain is None:
         return [NOTHING, NOTHING]
-    return [signed_percent(gain.value), percent_range(gain.interval, signed=True)]
+    ends = [signed(metric.scale * end, metric.digits) for end in gain.interval or ()]
+    return [signed(metric.scale * gain.value, metric.digits + 1), "…".join(ends) or NOTHING]
 
 
-def count_words(count: float | int) -> str:
-    """A large count in millions or thousands."""
-    if count >= 1e6:
-        return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e6:,.0f} M"
-    return f"{count / 1e3:.3g} k" if count >= 1e4 else f"{count:,.0f}"
-
-
-def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None) -> list[Group]:
-    """Runs by method: those that differ in nothing but seed and start are seeds of one; or those with equal labels."""
+def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None) -> list[MethodRuns]:
+    """Runs by method: those that differ only in seed and start are seeds of one; or those with equal labels."""
     if not directories:
-        raise InputError("name one run directory or more")
-    seen: dict[Path, Path] = {}
-    for directory in directories:
-        if directory.resolve() in seen:
-            raise InputError(f"{directory} was named twice: every run counts once")
-        seen[directory.resolve()] = directory
+        raise InputError("name one or more run directories")
+    resolved = [directory.resolve() for directory in directories]
+    if twice := [directory for i, directory in enumerate(directories) if resolved[i] in resolved[:i]]:
+        raise InputError(f"{twice[0]} was given twice")
     if labels is not None:
         if len(labels) != len(directories):
-            raise InputError(f"there are {len(directories)} runs and {len(labels)} labels: give one for each run")
-        return [
-            Group(label, [d for d, own in zip(directories, labels, strict=True) if own == label])
-            for label in dict.fromkeys(labels)
-        ]
-    found: dict[str, Group] = {}
+            raise InputError(f"{len(directories)} runs but {len(labels)} labels: give one label for each run")
+        pairs = list(zip(directories, labels, strict=True))
+        return [MethodRuns(label, [run for run, one in pairs if one == label]) for label in dict.fromkeys(labels)]
+    groups: dict[str, MethodRuns] = {}
     settings: dict[str, dict[str, Any]] = {}
     for directory in directories:
         config = Run.open(directory).config
-        key = toml_text(_without_seed(config))
-        found.setdefault(key, Group(_name(config), [])).runs.append(directory)
-        settings[key] = _without_seed(config)
-    groups = list(found.items())
-    if len({group.label for _, group in groups}) == len(groups):
-        return [group for _, group in groups]
-    return [Group(_distinct(key, group.label, found, settings), group.runs) for key, group in groups]
-
-
-def _without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
-    kind = config.get("kind")
-    own = {name: value for name, value in config.get(kind, {}).items() if name != "seed"} if kind else {}
-    return {"kind": str(kind), "model": config.get("model", {}), "own": own}
-
-
-def _name(config: Mapping[str, Any]) -> str:
-    estimator = config.get("finetune", {}).get("estimator")
-    return MLE if estimator is None else method_label(estimator)
+        kind = str(config.get("kind"))
+        own = {"kind": kind, **config.get(kind, {}), **config.get("model", {})}
+        own.pop("seed", None)
+        key = toml_text(own)
+        label = method_label(own["estimator"]) if "estimator" in own else MLE
+        groups.setdefault(key, MethodRuns(label, [])).runs.append(directory)
+        settings[key] = own
+    named = []
+    for key, group in groups.items():  # groups of the same label show the settings in which they differ
+        like = [settings[other] for other in groups if groups[other].label == group.label]
+        differing = [name for name in settings[key] if len({str(own.get(name)) for own in like}) > 1]
+        names = {name: name.removeprefix("learning_").replace("_", " ") for name in differing}
+        shown = [f"{names[name]} {setting_text(settings[key][name])}" for name in differing]
+        named.append(MethodRuns(", ".join([group.label, *shown]), group.runs))
+    return named
 
 
 def method_label(estimator: str) -> str:
     """An estimator's name as the literature writes it."""
-    name, _, options = estimator.strip().partition(":")
-    plain = name.lower().replace("_", "-")
-    known = next((own for own in _SPELLINGS if plain.startswith(own)), None)
-    label = plain.upper() if known is None else _SPELLINGS[known] + plain.removeprefix(known)
-    return f"{label} ({options})" if options else label
+    try:
+        return make_estimator(estimator).label
+    except InputError:  # an estimator of the user's that is not importable here: a report can do without it
+        return estimator
 
 
-def _distinct(key: str, label: str, groups: Mapping[str, Group], settings: Mapping[str, dict[str, Any]]) -> str:
-    """The label, with the settings in which its groups differ if there are several of them."""
-    like = [settings[other] for other, group in groups.items() if group.label == label]
-    if len(like) == 1:
-        return label
-    parts = [{**one["own"], **one["model"]} for one in like]
-    mine = {**settings[key]["own"], **settings[key]["model"]}
-    differing = [name for name in mine if len({str(part.get(name)) for part in parts}) > 1]
-    shown = ", ".join(f"{name.removeprefix('learning_').replace('_', ' ')} {_short(mine[name])}" for name in differing)
-    return f"{label}, {shown}" if shown else label
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def compare(groups: Sequence[Group], parents: Mapping[Path, Path] | None = None) -> Comparison:
-    """Read all runs and compare them. ``parents`` says where a fine-tuning's start is now, if not where it was."""
+def compare(groups: Sequence[MethodRuns], parents: Mapping[Path, Path] | None = None) -> Comparison:
+    """Read all runs and compare them; ``parents`` gives the starting runs that have moved, by run directory."""
     runs = [[read_run(directory) for directory in group.runs] for group in groups]
-    everything = [run for own in runs for run in own]
-    if not everything:
-        raise InputError("there is no run to compare")
-    remarks = _check_tasks(everything)
-    tuned = [run for run in everything if run.kind == "finetune"]
+    every = [run for own in runs for run in own]
+    if not every:
+        raise InputError("there are no runs to compare")
+    remarks = _check_tasks(every)
+    tuned = [run for run in every if run.kind == "finetune"]
     limits = {axis: float(min(run.totals[axis] for run in tuned)) for axis in ("tokens", "seconds")} if tuned else {}
     methods = [_sum_up(group.label, own, limits, parents or {}) for group, own in zip(groups, runs, strict=True)]
-    if unfinished := [str(run.directory) for run in everything if not run.finished]:
+    if unfinished := [run.directory.name for run in every if not run.finished]:
         remarks.append(f"Not finished yet: {', '.join(unfinished)}.")
-    return Comparison(methods, limits, remarks, everything[0].metric)
+    return Comparison(methods, limits, remarks, every[0].metric)
 
 
-def _check_tasks(runs: Sequence[RunOutcome]) -> list[str]:
-    """Refuse what cannot be compared; remark on what may be another thing under the same name."""
+def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
+    """Refuse runs that are not comparable; remark on data that may differ."""
     first = runs[0]
     for run in runs[1:]:
+        pair = f"cannot compare {first.directory} and {run.directory}: "
         if run.config.get("task") != first.config.get("task"):
-            raise InputError(
-                f"{first.directory} and {run.directory} cannot be compared: their tasks are "
-                f"{first.config.get('task')!r} and {run.config.get('task')!r}"
-            )
+            raise InputError(f"{pair}their tasks are {first.config.get('task')!r} and {run.config.get('task')!r}")
         for split in SPLITS:
             counts = [one.splits[split].count for one in (first, run) if split in one.splits]
             if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
                 raise InputError(
-                    f"{first.directory} and {run.directory} cannot be compared: they were evaluated on {counts[0]} and "
-                    f"on {counts[1]} {run.metric.examples} ({split})"
+                    f"{pair}they were evaluated on {counts[0]} and {counts[1]} {run.metric.examples} ({split})"
                 )
     folders = sorted({str(run.config.get("data", {}).get("folder")) for run in runs})
-    return [f"The runs have their data from different folders: {', '.join(folders)}."] if len(folders) > 1 else []
+    names = ", ".join(Path(folder).name for folder in folders)
+    return [f"The runs were trained on data from different folders: {names}."] if len(folders) > 1 else []
 
 
-def _sum_up(label: str, runs: list[RunOutcome], limits: Mapping[str, float], parents: Mapping[Path, Path]) -> Method:
+def _sum_up(
+    label: str, runs: list[RunResult], limits: Mapping[str, float], parents: Mapping[Path, Path]
+) -> MethodSummary:
     kinds = sorted({run.kind for run in runs})
     if len(kinds) > 1:
-        raise InputError(
-            f"{label} has runs of different kinds ({' and '.join(kinds)}): they are no seeds of one method"
-        )
+        raise InputError(f"{label} has runs of different kinds ({' and '.join(kinds)}), not seeds of one method")
     tuned = kinds == ["finetune"]
     starts = [starting_point(run, parents.get(run.directory)) if tuned else {} for run in runs]
     scores, gains = {}, {}
     for split in SPLITS:
         if all(split in run.splits for run in runs):
-            scores[split] = Score.of([run.splits[split] for run in runs], runs[0].metric)
-            pairs = [
-                (start[split], run.splits[split]) for start, run in zip(starts, runs, strict=True) if split in start
-            ]
-            gain = paired_difference(pairs) if len(pairs) == len(runs) else None
-            if gain is not None:
-                gains[split] = gain
+            scores[split] = MeanScore.of([run.splits[split] for run in runs], runs[0].metric)
+            pairs = [(s[split], run.splits[split]) for s, run in zip(starts, runs, strict=True) if split in s]
+            if len(pairs) == len(runs):
+                gains[split] = paired_difference(pairs)
 
-    def until(axis: str) -> float | None:
-        return _mean([run.best_until(axis, limits[axis]) for run in runs]) if tuned else None
-
-    return Method(
+    tenth = [max(1, len(run.updates) // 10) for run in runs]
+    return MethodSummary(
         label=label,
         kind=kinds[0],
         runs=[str(run.directory) for run in runs],
@@ -322,19 +266,44 @@ def _sum_up(label: str, runs: list[RunOutcome], limits: Mapping[str, float], par
         learning_rates=sorted({float(run.settings["learning_rate"]) for run in runs}),
         scores=scores,
         gains=gains,
-        updates=float(np.mean([run.totals["updates"] for run in runs])),
-        tokens=float(np.mean([run.totals["tokens"] for run in runs])),
-        seconds=float(np.mean([run.totals["seconds"] for run in runs])),
-        rollouts=_mean([run.mean("rollouts_per_step") for run in runs]),
-        first_rollouts=_mean([run.tenth("rollouts_per_step") for run in runs]),
-        last_rollouts=_mean([run.tenth("rollouts_per_step", last=True) for run in runs]),
-        variance=_mean([run.mean("gradient_variance", slice(1, None)) for run in runs]),
-        at_equal_tokens=until("tokens"),
-        at_equal_seconds=until("seconds"),
+        **{total: float(np.mean([run.totals[total] for run in runs])) for total in ("updates", "tokens", "seconds")},
+        rollouts=_mean(run.mean("rollouts_per_step") for run in runs),
+        first_rollouts=_mean(run.mean("rollouts_per_step", last=n) for run, n in zip(runs, tenth, strict=True)),
+        last_rollouts=_mean(run.mean("rollouts_per_step", first=-n) for run, n in zip(runs, tenth, strict=True)),
+        variance=_mean(run.mean("gradient_variance", first=1) for run in runs),
+        at_equal_tokens=_mean(run.best_until("tokens", limits["tokens"]) for run in runs) if tuned else None,
+        at_equal_seconds=_mean(run.best_until("seconds", limits["seconds"]) for run in runs) if tuned else None,
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean, if there is a value for every seed."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known and len(known) == len(values) else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean, if every seed has a value."""
+    array = np.array(list(values), dtype=float)  # NaN for None
+    return None if np.isnan(array).any() else float(array.mean())
+
+
+def comparison_report(groups: Sequence[MethodRuns], folder: Path, x: Axis = "seconds") -> Report:
+    """The report of some runs, with curves against ``x``; paths in it are relative to the folder it is for."""
+    comparison = compare(groups)
+    kinds = {method.label: method.kind for method in comparison.methods}
+    # Curves of maximum likelihood have another axis: they are drawn only if there are no others.
+    drawn_kind = "finetune" if "finetune" in kinds.values() else "pretrain"
+    drawn = [g for g in groups if kinds[g.label] == drawn_kind and all(Run.open(run).records() for run in g.runs)]
+    scores, cost = comparison.score_table(), comparison.cost_table()
+    runs = [
+        [method.label, str(seed), os.path.relpath(run, folder)]
+        for method in comparison.methods
+        for seed, run in zip(method.seeds, method.runs, strict=True)
+    ]
+    sections = [
+        Section(scores.title, [scores]),
+        *([Section(f"Training, against {x}", [training_curves(drawn, x)])] if drawn else []),
+        Section(cost.title, [cost]),
+        settings_section({group.label: Run.open(group.runs[0]).config for group in groups}),
+        Section("Runs", [Table("Runs", ["method", "seed", "directory"], runs)], page_only=True),
+    ]
+    lead = f"{len(runs)} run{'' if len(runs) == 1 else 's'}. {comparison.winner()}"
+    *others, last = kinds
+    title = f"{', '.join(others)} and {last}" if others else last
+    title = title if len(kinds) < 5 else f"Comparison of {len(kinds)} methods"
+    return Report(KIND, title, lead, sections, manifest(folder), comparison.numbers(folder))

@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 from typing import Any
 
 import matplotlib
@@ -10,6 +11,7 @@ matplotlib.use("Agg")  # files only, no window
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from PIL import Image
 
 # Colour-blind safe (Okabe, Ito; the last two Tol), one for each series in order.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
@@ -31,13 +33,32 @@ STYLE: Any = {
 
 
 def svg(figure: Figure, prefix: str = "") -> str:
-    """The figure as an SVG element, to stand inside a page; ``prefix`` keeps its ids apart from those of others."""
+    """The figure as an SVG element for a page; ``prefix`` keeps its ids apart from those of other figures."""
     buffer = io.StringIO()
     with matplotlib.rc_context(rc=STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    return re.sub(r'((?:\bid="|url\(#|href="#))', rf"\g<1>{prefix}", text) if prefix else text
+    text = re.sub(r'((?:\bid="|url\(#|href="#))', rf"\g<1>{prefix}", text[text.index("<svg") :])
+    ids: Counter[str] = Counter()
+
+    def unique(match: re.Match[str]) -> str:  # equal images, as of scales of colours, have equal ids
+        ids[match[1]] += 1
+        return match[0] if ids[match[1]] == 1 else f'id="{match[1]}-{ids[match[1]]}"'
+
+    return re.sub(r'\bid="([^"]+)"', unique, text)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file, in 128 colours to keep it small."""
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=130)
+    Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return small.getvalue()
+
+
+def series_style(index: int) -> tuple[str, str]:
+    """Colour and marker of a series, by its position among all."""
+    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
 
 
 def log_ticks(axis: Axis, digits: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:

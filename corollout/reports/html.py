@@ -1,5 +1,6 @@
 """Self-contained HTML pages: no script, nothing loaded from elsewhere."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -7,27 +8,51 @@ from typing import Any
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --tint: #f6f8fa; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 66rem; padding: 2.5rem 1.25rem 4rem; color: var(--ink); background: #fff;
+body { margin: 0 auto; max-width: 66rem; padding: 3.5rem 1.25rem 4rem; color: var(--ink); background: #fff;
        font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
-p.lead { font-size: 1.1rem; color: var(--soft); max-width: 46rem; margin: 0 0 1.5rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; letter-spacing: -.01em; margin: 0 0 .5rem; }
+section { margin-top: 2.6rem; }
+h2 { font-size: 1.2rem; margin: 0 0 .7rem; padding-bottom: .3rem; border-bottom: 1px solid var(--line); }
 p { max-width: 46rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .95rem; }
+p.lead { font-size: 1.1rem; color: var(--soft); margin: 0 0 1.5rem; }
+.note { font-size: .88rem; color: var(--soft); max-width: 54rem; margin: .6rem 0 0; }
+.wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .45rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { white-space: normal; min-width: 5rem; font-weight: 600; color: var(--soft); border-bottom-width: 2px;
-     vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; font-weight: 600; }
+th { white-space: normal; min-width: 4rem; font-weight: 600; color: var(--soft); border-bottom-width: 2px;
+     vertical-align: bottom; background: #fff; }
+th:first-child, td:first-child { text-align: left; font-weight: 600; position: sticky; left: 0; background: inherit;
+                                 border-right: 1px solid var(--line); }
+th:first-child { background: #fff; }
+tbody tr { background: #fff; } tbody tr:nth-child(even) { background: var(--tint); }
+tbody tr:last-child td { border-bottom: 0; }
 svg { max-width: 100%; height: auto; min-width: 44rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.3rem; list-style: none; margin: 0 0 .8rem; padding: 0;
+          font-size: .92rem; }
+.legend li { display: flex; align-items: center; gap: .45rem; white-space: nowrap; }
+.legend svg, .panels svg { min-width: 0; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
+.panels svg { display: block; width: 100%; }
+.panels.single { max-width: 40rem; }
+.panels + .wide { margin-top: 1.2rem; }
 pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 45rem) {
+  body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
+  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
+  th, td { padding: .4rem .55rem; } td:first-child { white-space: normal; max-width: 8.5rem; overflow-wrap: anywhere; }
+}
+@media print {
+  body { padding: 0; max-width: none; font-size: 11px; }
+  .wide { overflow: visible; border: 0; } table { font-size: 9px; } th, td { padding: .2rem .35rem; }
+  .panels { grid-template-columns: 1fr 1fr; } section, .panels svg { break-inside: avoid; }
+}
 """
 
 
 def page(title: str, lead: str, sections: Sequence[tuple[str, str]], style: str = "") -> str:
-    """A page of headed sections, whose bodies are HTML; ``style`` is added to the style sheet of all pages."""
+    """A page of titled sections, whose bodies are HTML; ``style`` is added to the style sheet of all pages."""
     body = "\n".join(f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -48,6 +73,10 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
+def note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>' if text else ""
+
+
 def facts(entries: Mapping[str, Any]) -> str:
     """Names and values, nested ones joined by commas."""
     lines = []
@@ -55,3 +84,31 @@ def facts(entries: Mapping[str, Any]) -> str:
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
         lines.append(f"<dt>{escape(name)}</dt><dd>{escape(shown)}</dd>")
     return f"<dl>{''.join(lines)}</dl>"
+
+
+def panels(drawings: Sequence[str]) -> str:
+    """Drawings side by side where there is room; a single one at moderate width."""
+    return f'<div class="panels{" single" if len(drawings) == 1 else ""}">{"".join(drawings)}</div>'
+
+
+# Corners of each marker, and by how many degrees the first one is turned from the top.
+_SHAPES = {"s": (4, 45), "^": (3, 0), "D": (4, 0), "v": (3, 180), "<": (3, 270), "p": (5, 0), ">": (3, 90), "h": (6, 0)}
+
+
+def legend(series: Sequence[tuple[str, str, str]], dotted: str = "") -> str:
+    """A legend of (label, colour, matplotlib marker), and of a dotted grey line if it has a label."""
+    line = '<line x1="0" x2="30" y1="7" y2="7" stroke="{}" stroke-width="2"{}/>'
+    entries = [(label, line.format(colour, "") + _marker(marker, colour)) for label, colour, marker in series]
+    entries += [(dotted, line.format("#666666", ' stroke-dasharray="2 3"'))] if dotted else []
+    svg = '<svg width="30" height="14" viewBox="0 0 30 14" aria-hidden="true">'
+    items = (f"<li>{svg}{drawing}</svg>{escape(label)}</li>" for label, drawing in entries)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _marker(marker: str, colour: str) -> str:
+    if marker not in _SHAPES:
+        return f'<circle cx="15" cy="7" r="4.4" fill="{colour}"/>'
+    corners, turn = _SHAPES[marker]
+    angles = [math.radians(turn + 360 * i / corners) for i in range(corners)]
+    points = " ".join(f"{15 + 5.2 * math.sin(a):.2f},{7 - 5.2 * math.cos(a):.2f}" for a in angles)
+    return f'<polygon points="{points}" fill="{colour}"/>'

@@ -1,77 +1,56 @@
-"""Tables of text, as terminals, pages and Markdown files show them."""
+"""Numbers as text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any
+
+from corollout.tasks.task import Metric
 
 NOTHING = "–"
 
 
-@dataclass(frozen=True)
-class TextTable:
-    """A title, a header, rows of as many cells, and what has to be known to read them."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    notes: list[str] = field(default_factory=list)
-
-    def markdown(self) -> str:
-        """The table under its title, with its notes below; the first column to the left, numbers to the right."""
-        rule = "|".join(["---", *["---:"] * (len(self.header) - 1)])
-        lines = [f"## {self.title}", "", _line(self.header), f"|{rule}|", *map(_line, self.rows)]
-        for note in self.notes:
-            lines += ["", note]
-        return "\n".join(lines) + "\n"
+def signed(value: float, digits: int) -> str:
+    """A difference, with its sign."""
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
-# What keeps words together on a page: spaces and hyphens at which no line is broken.
-_PLAIN = str.maketrans("\u00a0\u2011", " -")
+def score_text(value: float | None, metric: Metric, extra: int = 1) -> str:
+    """A value of a metric as it is shown, with one more decimal than elsewhere, and without its name and unit."""
+    return NOTHING if value is None else f"{metric.scale * value:.{metric.digits + extra}f}"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|").translate(_PLAIN) for cell in cells) + " |"
+def interval_text(interval: tuple[float, float] | None, metric: Metric) -> str:
+    return NOTHING if interval is None else "–".join(score_text(end, metric, 0) for end in interval)
 
 
-def without_empty_columns(table: TextTable) -> TextTable:
-    """The table without the columns in which nothing is known of anything."""
-    kept = [i for i in range(len(table.header)) if i == 0 or any(row[i] != NOTHING for row in table.rows)]
-    return TextTable(
-        table.title, [table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.notes
-    )
+def times(metric: Metric) -> str:
+    """For notes on values without a unit: by what they were multiplied."""
+    return "" if metric.scale == 1 else f", times {metric.scale:g}"
 
 
-def percent(value: float | None, digits: int = 2) -> str:
+def percent(value: float, digits: int = 2) -> str:
     """A share in per cent, without the sign."""
-    return NOTHING if value is None else f"{100 * value:.{digits}f}"
-
-
-def percent_range(interval: tuple[float, float] | None, signed: bool = False) -> str:
-    """An interval of shares in per cent; of differences with their signs."""
-    if interval is None:
-        return NOTHING
-    low, high = (100 * end for end in interval)
-    return f"{_signed(low, 1)}…{_signed(high, 1)}" if signed else f"{low:.1f}–{high:.1f}"
-
-
-def signed_percent(value: float | None) -> str:
-    """A difference of shares in per cent, with its sign."""
-    return NOTHING if value is None else _signed(100 * value, 2)
+    return f"{100 * value:.{digits}f}"
 
 
 def number(value: float | int | None) -> str:
-    """A number in as few digits as tell it from others."""
+    """A number in three digits, or as a whole number."""
     if value is None:
         return NOTHING
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def count_text(count: float | int) -> str:
+    """A large count in millions or thousands."""
+    if count >= 1e6:
+        return f"{count / 1e6:.3g} M" if count < 1e9 else f"{count / 1e6:,.0f} M"
+    return f"{count / 1e3:.3g} k" if count >= 1e4 else f"{count:,.0f}"
 
 
 def reward_text(reward: float) -> str:
-    """A reward: a whole number as such, any other in three decimals."""
+    """A reward: without decimals if it is a whole number, else with three."""
     return f"{reward:.0f}" if reward.is_integer() else f"{reward:.3f}"
 
 
-def _signed(value: float, digits: int) -> str:
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−")
+def setting_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return NOTHING if value is None else str(value)

@@ -124,7 +124,10 @@ class Reward:
         the example's value in that column, and whether the sequence ended by itself (True) or was cut at the
         maximal length (False).
         """
-        sources = self._sources(sequences, examples, columns, finished)
+        sources = {"sequences": sequences, "examples": examples, **columns}
+        if finished is not None:
+            sources["finished"] = finished
+        self._check(columns, sources)
         if not sequences:
             return Scores(torch.empty(0, dtype=torch.float64), calls=0)
         flags = [None] * len(sequences) if finished is None else [bool(flag) for flag in finished]
@@ -140,10 +143,13 @@ class Reward:
         batches = self._batches([rows[key] for key in unknown], sources)
         parts = self._pool.run(batches) if self._pool else [self._score(batch) for batch in batches]
         known.update(zip(unknown, (value for part in parts for value in part), strict=True))
-        self._remember(known)
-        values = [known[key] for key in keys]
-        filled = [math.nan if value is None else value for value in values]
-        return Scores(torch.tensor(filled, dtype=torch.float64), calls=len(unknown))
+        for key, value in known.items() if self._cache_size else ():
+            self._cache[key] = value
+            self._cache.move_to_end(key)
+        while len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
+        values = [math.nan if known[key] is None else known[key] for key in keys]
+        return Scores(torch.tensor(values, dtype=torch.float64), calls=len(unknown))
 
     def close(self) -> None:
         """End the worker processes, if there are any. A later call starts new ones."""
@@ -156,27 +162,17 @@ class Reward:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _sources(
-        self,
-        sequences: list[list[int]],
-        examples: Sequence[int],
-        columns: Mapping[str, Sequence[Any]],
-        finished: Sequence[bool] | None,
-    ) -> dict[str, Sequence[Any]]:
-        """Everything that the function can ask for, by name, checked to have one entry for each sequence."""
-        for column in columns:
-            if column in RESERVED:
-                raise InputError(f"the column {column!r} has a name that is reserved in rewards; rename it")
-        sources = {"sequences": sequences, "examples": examples, **columns}
-        if finished is not None:
-            sources["finished"] = finished
+    def _check(self, columns: Mapping[str, Sequence[Any]], sources: dict[str, Sequence[Any]]) -> None:
+        """Refuse reserved names, and anything that does not have one entry for each sequence."""
+        if reserved := [column for column in columns if column in RESERVED]:
+            raise InputError(f"the column {reserved[0]!r} has a name that is reserved in rewards; rename it")
+        count = len(sources["sequences"])
         for source, entries in sources.items():
-            if len(entries) != len(sequences):
+            if len(entries) != count:
                 raise InputError(
-                    f"reward {self.name!r} got {len(entries)} entries of {source!r} for {len(sequences)} "
+                    f"reward {self.name!r} got {len(entries)} entries of {source!r} for {count} "
                     "sequences; give one entry for each sequence"
                 )
-        return sources
 
     def _batches(self, rows: list[int], sources: dict[str, Sequence[Any]]) -> list["_Batch"]:
         """Cut `rows` into calls of the function, with what it accepts of `sources`."""
@@ -208,9 +204,8 @@ class Reward:
         )
         if not (positional or accepts_all or "sequences" in by_name):
             raise InputError(f"reward {self.name!r} has no parameter for the sequences; name it `sequences`")
-        keywords = [name for name in sources if accepts_all or name in by_name]
-        if positional and "sequences" in keywords:
-            keywords.remove("sequences")
+        by_position = ("sequences",) if positional else ()
+        keywords = [name for name in sources if (accepts_all or name in by_name) and name not in by_position]
         for parameter in parameters[1:] if positional else parameters:
             variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if parameter.default is parameter.empty and not variadic and parameter.name not in keywords:
@@ -222,15 +217,6 @@ class Reward:
                     "it a default, or add the column"
                 )
         return positional, keywords
-
-    def _remember(self, known: dict[_Key, float | None]) -> None:
-        if self._cache_size == 0:
-            return
-        for key, value in known.items():
-            self._cache[key] = value
-            self._cache.move_to_end(key)
-        while len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
 
 
 @dataclass(frozen=True)
@@ -276,25 +262,18 @@ class _Scorer:
                 f"reward {self.name!r} raised {what}, {batch}; correct the function, or let it return None "
                 "for a sequence that it cannot score"
             ) from error
-        entries = self._entries(result, batch)
+        entries = result.tolist() if isinstance(result, Tensor | np.ndarray) and result.ndim == 1 else result
+        if not isinstance(entries, list | tuple):
+            dimensions = f" of {result.ndim} dimensions" if isinstance(result, Tensor | np.ndarray) else ""
+            raise RewardError(
+                f"reward {self.name!r} returned a {type(result).__name__}{dimensions}, {batch}; return a list, a "
+                "tuple, or an array or tensor of one dimension, with one value for each sequence"
+            )
         if len(entries) != len(batch.examples):
             raise RewardError(
                 f"reward {self.name!r} returned {len(entries)} values, {batch}; return one for each sequence"
             )
         return [self._number(entry, example) for entry, example in zip(entries, batch.examples, strict=True)]
-
-    def _entries(self, result: object, batch: _Batch) -> Sequence[object]:
-        if isinstance(result, Tensor | np.ndarray) and result.ndim == 1:
-            return result.tolist()
-        if isinstance(result, list | tuple):
-            return result
-        what = type(result).__name__
-        if isinstance(result, Tensor | np.ndarray):
-            what += f" of {result.ndim} dimensions"
-        raise RewardError(
-            f"reward {self.name!r} returned a {what}, {batch}; return a list, a tuple, or an array or tensor "
-            "of one dimension, with one value for each sequence"
-        )
 
     def _number(self, entry: object, example: int) -> float | None:
         if entry is None:

@@ -1,4 +1,4 @@
-"""Sequences for every example of a data set, by any way of decoding."""
+"""Decode a whole data set, in batches."""
 
 from typing import NamedTuple
 
@@ -6,40 +6,37 @@ import torch
 
 from corollout.data import Columns
 from corollout.noise import Noise
-from corollout.policies import evaluation_mode
 from corollout.rollouts import Engine
 from corollout.types import Sampler
 
 
 class Decoded(NamedTuple):
-    """A sequence without its end token, and the logarithm of its probability, which the end token is part of."""
+    """A sequence without its end token, and its log-probability, that of the end token included."""
 
     tokens: list[int]
     log_probability: float
+    finished: bool = True  # False if it was cut at the maximal length
 
 
 def decode(
     engine: Engine, columns: Columns, sampler: Sampler, *, seed: int = 0, batch_size: int = 256, device: str = "cpu"
 ) -> list[list[list[int]]]:
-    """Each example's sequences, best first; nothing but its context is used."""
-    found = decode_scored(engine, columns, sampler, seed=seed, batch_size=batch_size, device=device)
-    return [[one.tokens for one in sequences] for sequences in found]
+    """The sequences of each example, best first; the policy sees the context only."""
+    decoded = decode_scored(engine, columns, sampler, seed=seed, batch_size=batch_size, device=device)
+    return [[one.tokens for one in sequences] for sequences in decoded]
 
 
-@torch.no_grad()
 def decode_scored(
     engine: Engine, columns: Columns, sampler: Sampler, *, seed: int = 0, batch_size: int = 256, device: str = "cpu"
 ) -> list[list[Decoded]]:
-    """The same with their log-probabilities."""
-    sequences: list[list[Decoded]] = []
+    """:func:`decode` with log-probabilities."""
+    outputs: list[list[Decoded]] = []
     for index in torch.arange(len(columns)).split(batch_size):
         batch = columns.batch(index, device)
-        with evaluation_mode(engine.policy):
-            memory = engine.policy.encode(batch.context)
-        found = engine.sample(memory, batch.examples, sampler, Noise(seed)).trajectories
+        drawn = engine.decode(batch.context, batch.examples, sampler, Noise(seed)).trajectories
         groups: list[list[Decoded]] = [[] for _ in index]
-        rows = zip(found.contexts.tolist(), found.lists(), found.log_probs.tolist(), strict=True)
-        for context, tokens, log_probability in rows:
-            groups[context].append(Decoded(tokens, log_probability))
-        sequences += groups
-    return sequences
+        rows = zip(drawn.lists(), drawn.log_probs.tolist(), drawn.finished.tolist(), strict=True)
+        for context, row in zip(drawn.contexts.tolist(), rows, strict=True):
+            groups[context].append(Decoded(*row))
+        outputs += groups
+    return outputs

@@ -5,27 +5,32 @@ together in time, so that at step t one call of the policy serves the branches t
 start there. A row that has ended is dropped at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
-from corollout.policies.heads import Head, head_of
-from corollout.policies.protocol import Policy, concat, evaluation_mode, select
-from corollout.rollouts.search import search
+from corollout.policies.protocol import Head, Policy, check_valid, concat, evaluation_mode, head_of, select
+from corollout.rollouts.search import Slots, search
 from corollout.types import Branches, Sampler, Sequences, Trajectories
+
+# Integers for each context, main trajectory, branch, or row of a chunk of those
+Contexts = Int64[Tensor, " context"]
+Rows = Int64[Tensor, " row"]
+OfBranches = Int64[Tensor, " branch"]
+Chunk = Int64[Tensor, " chunk"]
 
 
 @dataclass(frozen=True)
 class Prefixes:
     """The states of main trajectories: at each step, which rows were under way and their state after its logits."""
 
-    rows: list[Int64[Tensor, " row"]]  # ascending
+    rows: list[Rows]  # ascending
     states: list[Any]
     outputs: list[Tensor]  # what the policy put out, if its head wants to see it again
 
@@ -44,7 +49,7 @@ class Completions:
     """Completed branches: whole sequences, prefix included."""
 
     sequences: Sequences
-    tokens: int  # generated, prefixes not counted
+    tokens: int  # generated, not counting prefixes
 
 
 class Engine:
@@ -59,14 +64,11 @@ class Engine:
     def __init__(
         self, policy: Policy, *, bos: int, eos: int, max_length: int, max_rows: int = 4096, share_noise: bool = True
     ):
-        for name, value, least in (
-            ("bos", bos, 0),
-            ("eos", eos, 0),
-            ("max_length", max_length, 1),
-            ("max_rows", max_rows, 1),
-        ):
-            if value < least:
-                raise InputError(f"the engine needs {name} ≥ {least}, not {value}")
+        if min(bos, eos) < 0 or min(max_length, max_rows) < 1:
+            raise InputError(
+                f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length and max_rows ≥ 1, not "
+                f"{max_length} and {max_rows}"
+            )
         self.policy = policy
         self.head: Head = head_of(policy)
         self.bos, self.eos = bos, eos
@@ -74,7 +76,14 @@ class Engine:
         self.share_noise = share_noise
 
     @torch.no_grad()
-    def sample(self, memory: Any, examples: Int64[Tensor, " context"], sampler: Sampler, noise: Noise) -> Mains:
+    def decode(self, context: Any, examples: Contexts, sampler: Sampler, noise: Noise) -> Mains:
+        """Main trajectories for some contexts, without a gradient: encode them, then sample."""
+        with evaluation_mode(self.policy):
+            memory = self.policy.encode(context)
+        return self.sample(memory, examples, sampler, noise)
+
+    @torch.no_grad()
+    def sample(self, memory: Any, examples: Contexts, sampler: Sampler, noise: Noise) -> Mains:
         """Main trajectories, ``sampler.count`` for each context (a beam may find fewer), ordered by context."""
         with evaluation_mode(self.policy):
             if sampler.mode in ("beam", "set"):
@@ -82,24 +91,25 @@ class Engine:
             contexts = torch.arange(len(examples), device=examples.device).repeat_interleave(sampler.count)
             samples = torch.arange(sampler.count, device=examples.device).repeat(len(examples))
             keys = noise.keys(examples[contexts], MAIN, samples)
-            out = _Sheet(len(contexts), self.max_length, self.eos, examples.device)
+            out = _Output(len(contexts), self.max_length, self.eos, examples.device)
             prefixes, logits, tokens = [], [], 0
+            greedy = sampler.mode == "greedy"
             for rows in self._chunks(len(contexts), examples.device):
-                prefix, chunk_logits = self._run_mains(
-                    memory, contexts, examples, rows, keys, sampler.mode == "greedy", out
-                )
+                prefix, chunk_logits = self._run_mains(memory, contexts, examples, rows, keys, greedy, out)
                 prefixes.append(prefix)
                 logits.append(chunk_logits)
                 tokens += sum(len(alive) for alive in prefix.rows)
             sequences = out.sequences()
             stacked = _stack_logits(logits, prefixes, sequences)
+            chosen = self.head.log_probs(stacked, sequences.tokens) if logits else stacked.sum(2)
+            mask = torch.arange(chosen.shape[1], device=chosen.device) < sequences.lengths[:, None]
             trajectories = Trajectories(
                 **vars(sequences),
                 contexts=contexts,
                 examples=examples[contexts],
                 samples=samples,
                 keys=keys,
-                log_probs=self._log_probs(stacked, sequences),
+                log_probs=torch.where(mask, chosen, 0.0).sum(1),
                 logits=stacked,
                 decisions=self.head.decisions(sequences.tokens),
             )
@@ -112,36 +122,34 @@ class Engine:
         self._check(parents, branches)
         keys = self._branch_keys(parents, branches, noise)
         with evaluation_mode(self.policy):
-            branches = self._words(mains, branches, keys)
-        out = _Sheet(len(branches), self.max_length, self.eos, branches.parent.device)
-        before = torch.arange(self.max_length, device=branches.parent.device) < branches.step[:, None]
-        width = parents.tokens.shape[1]
-        out.tokens[:, :width] = torch.where(before[:, :width], parents.tokens[branches.parent], out.tokens[:, :width])
-        # In the order of their steps, the rows of a chunk are under way at the same time.
-        order = branches.step.argsort(stable=True)
-        tokens = 0
-        with evaluation_mode(self.policy):
-            for chunk in self._chunks(len(branches), order.device):
-                tokens += self._run_branches(mains, branches, order[chunk], keys, out)
+            branches = self._finish_tokens(mains, branches, keys)
+            out = _Output(len(branches), self.max_length, self.eos, branches.parent.device)
+            width = parents.tokens.shape[1]
+            before = torch.arange(width, device=branches.parent.device) < branches.step[:, None]
+            out.tokens[:, :width] = torch.where(before, parents.tokens[branches.parent], self.eos)
+            # In the order of their steps, the rows of a chunk are under way at the same time.
+            order = branches.step.argsort(stable=True)
+            chunks = self._chunks(len(branches), order.device)
+            tokens = sum(self._run_branches(mains, branches, order[chunk], keys, out) for chunk in chunks)
         return Completions(out.sequences(), tokens)
 
     @torch.no_grad()
     def check_states(self, mains: Mains) -> None:
-        """Refuse a policy that changes a state in place: branches would start from what their parents became."""
+        """Refuse a policy that changes states in place: branches would start from what their parents became."""
         for prefix in mains.prefixes:
             if len(prefix.rows) < 2:
                 continue
             rows = prefix.rows[1]
-            place = torch.searchsorted(prefix.rows[0], rows)
+            index = torch.searchsorted(prefix.rows[0], rows)
             tokens = mains.trajectories.tokens
             with evaluation_mode(self.policy):
-                again, _ = self.policy.step(select(prefix.states[0], place), tokens[rows, 0])
+                again, _ = self.policy.step(select(prefix.states[0], index), tokens[rows, 0])
                 logits = self.head.logits(again[:, None], tokens[rows, 1:2])
             gap = self.head.gap(logits, mains.trajectories.logits[rows, 1:2], tokens[rows, 1:2])
             if float(gap.max()) > score_tolerance(again.dtype):
                 raise PolicyError(
-                    "policy.step changes its state in place: from a state that was kept, the same token gives other "
-                    "logits later on; return a new state instead"
+                    "policy.step changes its state in place: from a state that was kept, the same token later gives "
+                    "different logits; return a new state instead"
                 )
 
     def score_inputs(self, sequences: Sequences) -> Int64[Tensor, "row step"]:
@@ -152,22 +160,15 @@ class Engine:
     # --- main trajectories ---------------------------------------------------------------------------------------
 
     def _run_mains(
-        self,
-        memory: Any,
-        contexts: Int64[Tensor, " row"],
-        examples: Int64[Tensor, " context"],
-        rows: Int64[Tensor, " chunk"],
-        keys: Int64[Tensor, " row"],
-        greedy: bool,
-        out: "_Sheet",
+        self, memory: Any, contexts: Rows, examples: Contexts, rows: Chunk, keys: Rows, greedy: bool, out: "_Output"
     ) -> tuple[Prefixes, list[Tensor]]:
         state = self.policy.start(select(memory, contexts[rows]))
         tokens = torch.full_like(rows, self.bos)
         prefix, logits = Prefixes([], [], []), []
         for t in range(self.max_length):
             outputs, state = self._step(state, tokens)
-            tokens, logits_t, sound = self.head.choose(outputs, keys[rows], torch.full_like(rows, t), greedy)
-            _check_sound(sound, t, lambda rows=rows: examples[contexts[rows]])
+            tokens, logits_t, valid = self.head.choose(outputs, keys[rows], torch.full_like(rows, t), greedy)
+            check_valid(valid, t, lambda rows=rows: examples[contexts[rows]])
             prefix.rows.append(rows)
             prefix.states.append(state)
             if self.head.keeps_outputs:
@@ -182,14 +183,7 @@ class Engine:
 
     # --- branches ------------------------------------------------------------------------------------------------
 
-    def _run_branches(
-        self,
-        mains: Mains,
-        branches: Branches,
-        chunk: Int64[Tensor, " chunk"],
-        keys: Int64[Tensor, " branch"],
-        out: "_Sheet",
-    ) -> int:
+    def _run_branches(self, mains: Mains, branches: Branches, chunk: Chunk, keys: OfBranches, out: "_Output") -> int:
         """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated."""
         generated = 0
         rows, tokens, state = chunk[:0], chunk[:0], None
@@ -213,14 +207,14 @@ class Engine:
             outputs, state = self._step(concat(parts), tokens)
             generated += len(rows)
             greedy = branches.greedy[rows] if greedy_too else False
-            tokens, _, sound = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy)
-            _check_sound(sound, t + 1, lambda rows=rows: mains.trajectories.examples[branches.parent[rows]])
+            tokens, _, valid = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy)
+            check_valid(valid, t + 1, lambda rows=rows: mains.trajectories.examples[branches.parent[rows]])
             going = out.write(rows, t + 1, tokens)
             if len(going) < len(rows):
                 rows, tokens, state = rows[going], tokens[going], select(state, going) if len(going) else None
         return generated
 
-    def _branch_keys(self, parents: Trajectories, branches: Branches, noise: Noise) -> Int64[Tensor, " branch"]:
+    def _branch_keys(self, parents: Trajectories, branches: Branches, noise: Noise) -> OfBranches:
         examples, samples = parents.examples[branches.parent], parents.samples[branches.parent]
         if not self.share_noise:
             return noise.keys(examples, BRANCH, samples, branches.step, branches.token, branches.copy)
@@ -233,60 +227,52 @@ class Engine:
         if not len(branches):
             return
         if not bool(((branches.step >= 0) & (branches.step < parents.lengths[branches.parent])).all()):
-            raise InputError("a branch starts at a step which its main trajectory does not have")
+            raise InputError("a branch starts at a step that its main trajectory does not have")
         if int(branches.token.min()) < 0 and not self.head.keeps_outputs:
             raise InputError(f"a branch starts with token {int(branches.token.min())}: tokens are counted from 0")
 
-    def _words(self, mains: Mains, branches: Branches, keys: Int64[Tensor, " branch"]) -> Branches:
-        """The branches with the words completed that were only begun."""
+    def _finish_tokens(self, mains: Mains, branches: Branches, keys: OfBranches) -> Branches:
+        """The branches with their first tokens completed, where those are partial walks down a tree."""
         token = branches.token.clone()
-        begun = (token < 0).nonzero().squeeze(1)
-        for prefix in mains.prefixes if len(begun) else ():
+        partial = (token < 0).nonzero().squeeze(1)
+        for prefix in mains.prefixes if len(partial) else ():
             for t, (rows, outputs) in enumerate(zip(prefix.rows, prefix.outputs, strict=True)):
-                here = begun[branches.step[begun] == t]
-                here, place = _among(rows, here, branches.parent)
-                if len(here):
-                    steps = torch.full_like(here, t)
-                    token[here] = self.head.finish(
-                        outputs[place], branches.token[here], keys[here], steps, branches.greedy[here]
+                at_step = partial[branches.step[partial] == t]
+                selected, index = _with_parents_in(rows, at_step, branches.parent)
+                if len(selected):
+                    steps = torch.full_like(selected, t)
+                    token[selected] = self.head.finish(
+                        outputs[index], branches.token[selected], keys[selected], steps, branches.greedy[selected]
                     )
         return replace(branches, token=token)
 
     # --- searches ------------------------------------------------------------------------------------------------
 
-    def _search(
-        self, memory: Any, examples: Int64[Tensor, " context"], size: int, noise: Noise, replacement: bool
-    ) -> Mains:
-        """The sequences that beam search finds, or that are drawn without replacement; no more contexts at once than
-        ``max_rows`` allows."""
+    def _search(self, memory: Any, examples: Contexts, size: int, noise: Noise, replacement: bool) -> Mains:
+        """Beam search, or a sample without replacement, of as many contexts at once as ``max_rows`` allows."""
         contexts = torch.arange(len(examples), device=examples.device)
         parts = [
-            (
-                chunk,
-                search(
-                    self.head,
-                    self.policy.start(select(memory, chunk)),
-                    self._step,
-                    lambda sound, t, owner, chunk=chunk: _check_sound(sound, t, lambda: examples[chunk][owner]),
-                    examples[chunk],
-                    bos=self.bos,
-                    eos=self.eos,
-                    max_length=self.max_length,
-                    size=size,
-                    noise=None if replacement else noise,
-                ),
+            search(
+                self.head,
+                self.policy.start(select(memory, chunk)),
+                self._step,
+                examples[chunk],
+                bos=self.bos,
+                eos=self.eos,
+                max_length=self.max_length,
+                size=size,
+                noise=None if replacement else noise,
             )
             for chunk in contexts.split(max(1, self.max_rows // size))
         ]
-        lengths = torch.cat([found.lengths for _, found in parts])
-        context = torch.cat([chunk[found.context] for chunk, found in parts])
-        number = torch.cat([found.number for _, found in parts])
-        tokens = torch.cat([found.tokens for _, found in parts])[:, : max(int(lengths.max()), 1) if len(lengths) else 1]
-        log_probs = torch.cat([found.log_probs for _, found in parts])
+        slots = Slots.join([part for part, _ in parts])
+        context, slot, number = slots.ranking()
+        lengths, log_probs = slots.length[context, slot], slots.log_prob[context, slot]
+        tokens = slots.tokens[context, slot][:, : _longest(lengths)]
         trajectories = Trajectories(
             tokens=tokens,
             lengths=lengths,
-            finished=torch.cat([found.ended for _, found in parts]),
+            finished=slots.ended[context, slot],
             contexts=context,
             examples=examples[context],
             samples=number,
@@ -295,14 +281,14 @@ class Engine:
             logits=log_probs.new_zeros(*tokens.shape, 0),
             decisions=self.head.decisions(tokens),
         )
-        return Mains(trajectories, [], sum(found.generated for _, found in parts))
+        return Mains(trajectories, [], sum(generated for _, generated in parts))
 
     # --- common --------------------------------------------------------------------------------------------------
 
-    def _chunks(self, rows: int, device: torch.device) -> Iterator[Int64[Tensor, " chunk"]]:
-        yield from torch.arange(rows, device=device).split(self.max_rows) if rows else ()
+    def _chunks(self, rows: int, device: torch.device) -> Sequence[Chunk]:
+        return torch.arange(rows, device=device).split(self.max_rows) if rows else ()
 
-    def _step(self, state: Any, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row width"], Any]:
+    def _step(self, state: Any, tokens: Rows) -> tuple[Float[Tensor, "row width"], Any]:
         """The policy's step, checked for its shape."""
         outputs, state = self.policy.step(state, tokens)
         if outputs.ndim != 2 or len(outputs) != len(tokens):
@@ -312,29 +298,14 @@ class Engine:
             )
         return outputs, state
 
-    def _log_probs(self, logits: Float[Tensor, "row step vocab"], sequences: Sequences) -> Float[Tensor, " row"]:
-        if logits.shape[2] == 0:
-            return logits.new_zeros(len(logits))
-        chosen = self.head.log_probs(logits, sequences.tokens)
-        place = torch.arange(chosen.shape[1], device=chosen.device)
-        return torch.where(place < sequences.lengths[:, None], chosen, 0.0).sum(1)
-
-
-def _check_sound(sound: Bool[Tensor, " row"], t: int, examples: Callable[[], Int64[Tensor, " row"]]) -> None:
-    if not bool(sound.all()):
-        raise PolicyError(
-            f"policy.step returned NaN or +inf, or masked every token, "
-            f"for example {int(examples()[~sound][0])} at step {t}"
-        )
-
 
 def score_tolerance(dtype: torch.dtype) -> float:
     """How far two computations of the same log-probability may be apart."""
     return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
-class _Sheet:
-    """Sequences being written."""
+class _Output:
+    """Sequences being generated."""
 
     def __init__(self, rows: int, max_length: int, eos: int, device: torch.device):
         self.eos = eos
@@ -342,8 +313,8 @@ class _Sheet:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
 
-    def write(self, rows: Int64[Tensor, " row"], t: int, tokens: Int64[Tensor, " row"]) -> Int64[Tensor, " going"]:
-        """Write token t of some rows; return the positions, among those, of the rows that go on."""
+    def write(self, rows: Rows, t: int, tokens: Rows) -> Int64[Tensor, " going"]:
+        """Write token t of some rows; return the positions, among those, of the rows that continue."""
         self.tokens[rows, t] = tokens
         ends = tokens == self.eos
         if t + 1 == self.tokens.shape[1]:
@@ -354,32 +325,35 @@ class _Sheet:
         return (~ends).nonzero().squeeze(1)
 
     def sequences(self) -> Sequences:
-        width = max(int(self.lengths.max()), 1) if len(self.lengths) else 1
-        return Sequences(self.tokens[:, :width], self.lengths, self.finished)
+        return Sequences(self.tokens[:, : _longest(self.lengths)], self.lengths, self.finished)
+
+
+def _longest(lengths: Rows) -> int:
+    return int(lengths.max()) if len(lengths) else 1
 
 
 def _spawn(
-    prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: Int64[Tensor, " branch"]
+    prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: OfBranches
 ) -> tuple[Int64[Tensor, " fresh"], list[Any]]:
     """The states from which branches start at step t, chunk by chunk, and the branches in the same order."""
     ordered, states = [], []
     for prefix in prefixes:
         if t >= len(prefix.rows):
             continue
-        here, place = _among(prefix.rows[t], fresh, parent)
-        if len(here):
-            ordered.append(here)
-            states.append(select(prefix.states[t], place))
+        selected, index = _with_parents_in(prefix.rows[t], fresh, parent)
+        if len(selected):
+            ordered.append(selected)
+            states.append(select(prefix.states[t], index))
     return torch.cat(ordered), states
 
 
-def _among(
-    rows: Int64[Tensor, " row"], some: Int64[Tensor, " some"], parent: Int64[Tensor, " branch"]
-) -> tuple[Int64[Tensor, " found"], Int64[Tensor, " found"]]:
-    """Those of some branches whose parents are among the rows, which ascend, and where their parents stand there."""
-    place = torch.searchsorted(rows, parent[some]).clamp_(max=len(rows) - 1)
-    here = rows[place] == parent[some]
-    return some[here], place[here]
+def _with_parents_in(
+    rows: Rows, branches: Int64[Tensor, " some"], parent: OfBranches
+) -> tuple[Int64[Tensor, " selected"], Int64[Tensor, " selected"]]:
+    """Those of some branches whose parents are among the rows, which ascend, and the parents' positions there."""
+    index = torch.searchsorted(rows, parent[branches]).clamp_(max=len(rows) - 1)
+    is_in = rows[index] == parent[branches]
+    return branches[is_in], index[is_in]
 
 
 def _stack_logits(

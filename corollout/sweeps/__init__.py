@@ -1,1 +1,1 @@
-"""Sweeps: methods, learning rates and seeds as jobs in worker processes, restartable, with a report."""
+"""Sweeps: models, methods, learning rates and seeds as jobs in worker processes, with a report."""

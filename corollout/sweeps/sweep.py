@@ -1,352 +1,300 @@
-"""A table of methods: a model by maximum likelihood, then fine-tuned from the same weights by every one of them.
+"""A sweep: models by maximum likelihood, then fine-tuned by every method × learning rate × seed.
 
-Each part is a run directory of its own and is done once: whatever stops the experiment, it goes on where it was. Runs
-are processes of one thread, some at a time; a second is a second of processor time, so that they do not disturb each
-other's budgets.
+Every part is a run directory of its own, and a sweep continues where it was stopped. Runs are processes of one thread,
+some at a time; a second is a second of CPU time where the settings say so, so that runs do not disturb each other's
+budgets. The first seed tries every learning rate; the other seeds use the one that was best for each method.
 """
 
-import json
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from corollout.config import from_table, to_table
-from corollout.errors import CorolloutError, InputError, Interrupted
-from corollout.tasks.registry import find_task
-from corollout.tasks.task import Metric
-from corollout.training import start as jobs
-from corollout.training.checkpoints import replace_file
+from corollout.config import from_table, option, read_toml, to_table, write_toml
+from corollout.errors import InputError
+from corollout.events import Callback, Event, Progress, ignore
+from corollout.files import make_folder, read_json, write_json
+from corollout.sweeps.jobs import Job, run_jobs
+from corollout.sweeps.runs import RESULT
+from corollout.tasks.task import Metric, find_task
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 
 MLE = "MLE"
+PLAN = "plan.toml"
+DATA_WEIGHT, ANALYSIS_WEIGHT = 0.3, 0.1  # in the estimate of the time left, where a run counts 1
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is measured of one method after another when the runs are done: see :mod:`corollout.sweeps.analysis`."""
+    """A measurement of each method when its runs are done, as a job: see :mod:`corollout.sweeps.analysis`."""
 
     name: str
-    file: str  # where the results are kept, in the folder of the experiment
-    methods: Callable[["Sweep"], Sequence[str]]  # of which it is measured
-    # Makes ready what all of them need. What it returns measures a method, and is to tell which part of it is done.
-    begin: Callable[["Sweep"], Callable[[str, Callable[[float], None]], dict[str, Any]]]
+    file: str  # where the results are kept, in the folder of the sweep
+    work: str  # "module:function", which returns what was measured of a method
+    methods: Callable[["Sweep"], Sequence[str]]
+    arguments: Callable[["Sweep", str], dict[str, Any]]  # of the function, for a method
 
 
 @dataclass(frozen=True)
 class Model:
-    """What maximum likelihood makes, and methods start from."""
+    """A model that maximum likelihood trains and methods start from."""
 
     name: str
-    folder: str  # of its runs, beside the methods'
-    # Makes its tree for a seed, as a file, which is then copied into the run; None for a softmax.
-    tree: Callable[["Sweep", int, Path], None] | None = None
-    after: str | None = None  # the model without which its tree cannot be made
-    possible: Callable[[Any], bool] = lambda data: True  # whether the settings of the data allow it
+    folder: str  # of its runs, beside those of the methods
+    tree: str = ""  # "module:function" that writes its tree to a file; a softmax has none
+    after: str | None = None  # the model that the tree is built from
+    needs: str = ""  # the setting of the data without which it is left out
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A table: its task, its methods with their estimators, and how its data come to be."""
+class SweepSpec:
+    """What an experiment sweeps over: a task, its data, models and methods, at several scales."""
 
-    name: str  # of the command, and of the section in the files of scales
+    name: str  # of the command, and of the section in plan.toml
     task: str
-    title: str
-    methods: Mapping[str, str]
-    data: type  # settings of the data
-    folder: Callable[[Any, Path], Path]  # where the data are, given their settings and the place for made ones
-    # Makes the data, if they are not there; told how many of how many parts are done.
-    make_data: Callable[[Path, Any, Callable[[int, int], None]], None]
-    analyses: tuple[Analysis, ...]
-    models: tuple[Model, ...] = (Model(MLE, "mle"),)
-    starts: Mapping[str, str] = field(default_factory=dict)  # from which model a method starts, if not from the first
+    methods: Mapping[str, str]  # label → estimator
+    scales: Mapping[str, Mapping[str, Any]]  # name of the scale → entries of Grid
+    data: type  # settings of the data; ``folder`` is that of existing data
+    make_data: Callable[[Path, Any, Callback], None]  # checks the data in a folder, or makes it
+    analyses: Sequence[Analysis] = ()
+    models: Sequence[Model] = (Model(MLE, "mle"),)
+    starts: Mapping[str, str] = field(default_factory=dict)  # the model a method starts from, if not the first
 
     @property
     def metric(self) -> Metric:
         return find_task(self.task).metric
 
     def start(self, method: str) -> str:
-        """The model from which a method starts."""
         return self.starts.get(method, self.models[0].name)
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What is done, at which scale."""
+class Grid:
+    """What is swept over."""
 
-    experiment: Experiment
+    rates: tuple[float, ...] = option((), "Learning rates that each method may choose from.")
+    seeds: tuple[int, ...] = option((), "Seeds.")
+    methods: tuple[str, ...] = option((), "Methods.")
+    models: tuple[str, ...] = option((MLE,), "Models.")
+    beam: int = option(0, "Width of the beam in the final evaluation on the test data; 0: greedy only.", least=0)
+    probes: int = option(20, "Gradient estimates for each method's variance at the start.", least=3)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep at one scale, in a folder."""
+
+    spec: SweepSpec
     scale: str
     out: Path
     data: Any
     model: Any
     pretrain: PretrainSettings
     finetune: FinetuneSettings
-    rates: tuple[float, ...]  # the learning rates that each method may choose from
-    seeds: tuple[int, ...]
-    models: tuple[str, ...]
-    methods: tuple[str, ...]
-    beam: int
-    probes: int  # gradient estimates for each method's variance at the start
+    grid: Grid
+    machine: MachineSettings
 
     @classmethod
-    def of_scale(
-        cls,
-        experiment: Experiment,
-        name: str,
-        out: Path,
-        seeds: tuple[int, ...] | None,
-        methods: tuple[str, ...] | None,
-        data: Mapping[str, Any] | None = None,
-    ) -> "Sweep":
-        table = find_task(experiment.task).scale(name)
-        own = dict(table[experiment.name])
-        own["seeds"] = list(seeds) if seeds else own["seeds"]
-        settings = {**table.get("data", {}), **(data or {})}
-        chosen = list(methods or own.get("methods", experiment.methods))
-        own["models"], own["methods"] = _possible(experiment, chosen, from_table(experiment.data, settings, name))
-        return cls.from_table(experiment, name, out, {**table, "data": settings, experiment.name: own})
+    def of_scale(cls, spec: SweepSpec, scale: str, out: Path, **changes: Any) -> "Sweep":
+        """The sweep of a scale; ``changes`` are settings of the data, the machine or the grid that replace its own."""
+
+        def changed(kind: type) -> dict[str, Any]:
+            return {one.name: changes.pop(one.name) for one in fields(kind) if one.name in changes}
+
+        table = find_task(spec.task).scale(scale)
+        data = from_table(spec.data, {**table.get("data", {}), **changed(spec.data)}, f"scale {scale}")
+        machine = changed(MachineSettings)
+        methods = changes.get("methods", spec.methods)
+        models = _models(spec, list(methods), data)
+        known = [method for method in methods if method not in spec.methods or spec.start(method) in models]
+        grid = {**spec.scales[scale], **changes, "models": models, "methods": known}
+        sections = {"scale": scale, "data": to_table(data), spec.name: grid, "machine": machine}
+        return cls.from_table(spec, out, {**table, **sections})
 
     @classmethod
-    def from_table(cls, experiment: Experiment, name: str, out: Path, table: Mapping[str, Any]) -> "Sweep":
+    def from_table(cls, spec: SweepSpec, out: Path, table: Mapping[str, Any]) -> "Sweep":
         """The sweep that :meth:`table` described."""
-        own = table[experiment.name]
-        for method in own["methods"]:
-            if method not in experiment.methods:
-                raise InputError(
-                    f"no method of {experiment.name} is called {method!r}: there are {', '.join(experiment.methods)}"
-                )
-        where = f"scale {name}"
-        return cls(
-            experiment,
-            name,
-            out,
-            from_table(experiment.data, table["data"], where),
-            from_table(find_task(experiment.task).model, table["model"], where),
-            from_table(PretrainSettings, table["pretrain"], where),
-            from_table(FinetuneSettings, table["finetune"], where),
-            tuple(own["rates"]),
-            tuple(own["seeds"]),
-            tuple(own.get("models", [MLE])),
-            tuple(own["methods"]),
-            own["beam"],
-            own["probes"],
-        )
+        where = str(out / PLAN)
+        for section in ("scale", spec.name):
+            if section not in table:
+                raise InputError(f"{where} is not a sweep of {spec.name}: it has no {section}")
+        kinds = {"data": spec.data, "model": find_task(spec.task).model, "pretrain": PretrainSettings}
+        kinds |= {"finetune": FinetuneSettings, spec.name: Grid, "machine": MachineSettings}
+        parts = {name: from_table(kind, table.get(name, {}), where) for name, kind in kinds.items()}
+        grid = parts.pop(spec.name)
+        for method in grid.methods:
+            if method not in spec.methods:
+                raise InputError(f"{spec.name} has no method {method!r}: choose from {', '.join(spec.methods)}")
+        for name, values in (("rates", grid.rates), ("seeds", grid.seeds), ("methods", grid.methods)):
+            if len(set(values)) < max(1, len(values)):
+                raise InputError(f"{name} must be one or more different values, not {list(values)}")
+        return cls(spec, table["scale"], out, grid=grid, **parts)
+
+    def table(self) -> dict[str, Any]:
+        """The settings, as plan.toml has them."""
+        parts = {part: to_table(getattr(self, part)) for part in ("data", "model", "pretrain", "finetune", "machine")}
+        return {"scale": self.scale, **parts, self.spec.name: to_table(self.grid)}
 
     @property
     def folder(self) -> Path:
-        return self.experiment.folder(self.data, self.out / "data")
-
-    def estimator(self, method: str) -> str:
-        return self.experiment.methods[method]
-
-    def start(self, method: str) -> str:
-        """The model from which a method starts."""
-        return self.experiment.start(method)
+        """Where the data is."""
+        return Path(self.data.folder) if self.data.folder else self.out / "data"
 
     def mle(self, seed: int, model: str = MLE) -> Path:
-        """Where a model is made."""
-        folder = next(known.folder for known in self.experiment.models if known.name == model)
+        """The run of a model."""
+        folder = next(known.folder for known in self.spec.models if known.name == model)
         return self.out / f"seed-{seed}" / folder
+
+    def run(self, seed: int, method: str, rate: float) -> Path:
+        """The run of a method."""
+        start = self.spec.start(method)
+        prefix = "" if start == MLE else f"{start}-".lower().replace("_", "-")
+        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.spec.methods[method])}-{rate:g}"
 
     @property
     def runs(self) -> int:
-        """How many there are in all."""
-        seeds = len(self.seeds)
-        return seeds * (len(self.models) + len(self.methods)) + (len(self.rates) - 1) * len(self.methods)
+        """The number of runs."""
+        grid = self.grid
+        return len(grid.seeds) * (len(grid.models) + len(grid.methods)) + (len(grid.rates) - 1) * len(grid.methods)
 
-    def run(self, seed: int, method: str, rate: float) -> Path:
-        prefix = "" if self.start(method) == MLE else f"{self.start(method)}-".lower().replace("_", "-")
-        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.estimator(method))}-{rate:g}"
-
-    def table(self) -> dict[str, Any]:
-        """The settings, for the record."""
-        parts = {part: to_table(getattr(self, part)) for part in ("data", "model", "pretrain", "finetune")}
-        own = {"rates": list(self.rates), "beam": self.beam, "probes": self.probes}
-        lists = {name: list(getattr(self, name)) for name in ("seeds", "models", "methods")}
-        return {**parts, self.experiment.name: {**own, **lists}}
+    @property
+    def weight(self) -> float:
+        """Of all parts, in the estimate of the time left."""
+        measured = sum(len(analysis.methods(self)) for analysis in self.spec.analyses)
+        return DATA_WEIGHT + self.runs + ANALYSIS_WEIGHT * measured
 
 
-def _possible(experiment: Experiment, methods: list[str], data: Any) -> tuple[list[str], list[str]]:
-    """Which models the methods need, or all if these are all methods; those that the data do not allow are left out."""
-    models = {model.name: model for model in experiment.models}
-    wanted = {experiment.start(method) for method in methods}
-    if set(methods) >= set(experiment.methods):
+def _models(spec: SweepSpec, methods: list[str], data: Any) -> list[str]:
+    """The models that the methods need, or all for all methods; those that the data does not allow are left out."""
+    models = {model.name: model for model in spec.models}
+    wanted = {spec.start(method) for method in methods if method in spec.methods}
+    if set(methods) >= set(spec.methods):
         wanted |= set(models)
     wanted |= {after for name in wanted if (after := models[name].after) is not None}
-    found = [name for name in models if name in wanted and models[name].possible(data)]
-    return found, [method for method in methods if experiment.start(method) in found]
+    return [one.name for one in spec.models if one.name in wanted and (not one.needs or getattr(data, one.needs))]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run to be done: where, and how its directory is made."""
+def open_sweep(spec: SweepSpec, out: Path, scale: str | None = None, **changes: Any) -> Sweep:
+    """The sweep of a folder, with which the given settings must agree; a new folder gets one of these settings."""
+    path = out / PLAN
+    if not path.exists():
+        sweep = Sweep.of_scale(spec, scale or "small", out, **changes)
+        make_folder(out, "choose another with --out")
+        write_toml(path, sweep.table())
+        return sweep
+    sweep = Sweep.from_table(spec, out, read_toml(path))
+    stored = sweep.table()
+    known = {"scale": sweep.scale, **stored[spec.name], **stored["data"], **stored["machine"]}
+    given = changes if scale is None else {"scale": scale, **changes}
 
-    name: str
-    directory: Path
-    create: Callable[[], None]
-    unit: str
-    total: float
-    after: Path | None = None  # the run that must be done before
+    def shown(value: Any) -> str:
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
-    @property
-    def done(self) -> bool:
-        return (self.directory / RESULT).exists()
-
-    @property
-    def ready(self) -> bool:
-        return self.after is None or (self.after / RESULT).exists()
-
-
-RESULT = "result.json"
-
-
-def pretrain_jobs(sweep: Sweep, machine: MachineSettings) -> list[Job]:
-    def job(model: Model, seed: int) -> Job:
-        settings = replace(sweep.pretrain, seed=seed)
-        directory = sweep.mle(seed, model.name)
-
-        def create() -> None:
-            tree = None
-            if model.tree is not None:
-                tree = directory.with_name(f"{model.folder}.tree")
-                model.tree(sweep, seed, tree)
-            jobs.new_pretraining(
-                directory, sweep.experiment.task, sweep.folder, sweep.model, settings, machine, sweep.scale, tree
-            )
-
-        after = None if model.after is None else sweep.mle(seed, model.after)
-        return Job(f"{model.name}, seed {seed}", directory, create, "epochs", settings.epochs, after)
-
-    models = [model for model in sweep.experiment.models if model.name in sweep.models]
-    return [job(model, seed) for model in models for seed in sweep.seeds]
+    if differing := [name for name, value in given.items() if value != known[name]]:
+        differences = ", ".join(f"{name} {shown(known[name])} instead of {shown(given[name])}" for name in differing)
+        raise InputError(
+            f"{out} was started with {differences}: leave these settings out to continue, or choose another folder "
+            f"with --out"
+        )
+    return sweep
 
 
-def rate_jobs(sweep: Sweep, machine: MachineSettings) -> list[Job]:
-    """Every method with every learning rate, for the first seed."""
-    return [_finetune_job(sweep, sweep.seeds[0], m, rate, machine) for m in sweep.methods for rate in sweep.rates]
+def run_sweep(sweep: Sweep, workers: int, on_event: Callback = ignore) -> None:
+    """Run everything that is missing: data, runs in two stages, analyses."""
+    _make_data(sweep, on_event)
+    grid, models = sweep.grid, [model for model in sweep.spec.models if model.name in sweep.grid.models]
+    jobs = [_pretrain_job(sweep, model, seed) for model in models for seed in grid.seeds]
+    # Every learning rate for the first seed, which does not wait for the other seeds' pre-training.
+    jobs += [_finetune_job(sweep, grid.seeds[0], method, rate) for method in grid.methods for rate in grid.rates]
+    run_jobs(jobs, workers, on_event)
+    rates = best_rates(sweep)
+    jobs = [_finetune_job(sweep, seed, method, rates[method]) for seed in grid.seeds[1:] for method in grid.methods]
+    run_jobs(jobs, workers, on_event)
+    for analysis in sweep.spec.analyses:
+        run_analysis(sweep, analysis, workers, on_event)
 
 
-def seed_jobs(sweep: Sweep, machine: MachineSettings) -> list[Job]:
-    """Every method with the learning rate that suited it, for the other seeds."""
-    rates = chosen_rates(sweep)
-    return [_finetune_job(sweep, seed, m, rates[m], machine) for seed in sweep.seeds[1:] for m in sweep.methods]
+def _make_data(sweep: Sweep, on_event: Callback) -> None:
+    share = 0.0
+
+    def relay(event: Event) -> None:
+        nonlocal share
+        if event.kind != "progress":
+            on_event(event)
+        elif event.record.get("total"):
+            # It may have several parts, of which each starts at zero.
+            share = max(share, min(event.record["done"] / event.record["total"], 0.999))
+            data.report(share, note=event.record.get("note", ""), weight=DATA_WEIGHT)
+
+    data = Progress(on_event, "data", 1.0)
+    sweep.spec.make_data(sweep.folder, sweep.data, relay)
+    data.report(1.0, weight=DATA_WEIGHT)
 
 
-def _finetune_job(sweep: Sweep, seed: int, method: str, rate: float, machine: MachineSettings) -> Job:
-    settings = replace(sweep.finetune, seed=seed, learning_rate=rate, estimator=sweep.estimator(method))
-    directory = sweep.run(seed, method, rate)
+def _pretrain_job(sweep: Sweep, model: Model, seed: int) -> Job:
+    described: dict[str, Any] = {"task": sweep.spec.task, "scale": sweep.scale, "data": str(sweep.folder)}
+    described["network"] = to_table(sweep.model)
+    if model.tree:
+        built = {"build": model.tree, "softmax": str(sweep.mle(seed)), "seed": seed}
+        described["tree"] = {**built, "settings": to_table(sweep.data)}
+    after = () if model.after is None else (f"{model.after}, seed {seed}",)
+    name, directory = f"{model.name}, seed {seed}", sweep.mle(seed, model.name)
+    return _job(sweep, "pretrain", name, directory, replace(sweep.pretrain, seed=seed), after, model=described)
 
-    start = sweep.mle(seed, sweep.start(method))
 
-    def create() -> None:
-        jobs.new_finetuning(directory, start, settings, machine)
+def _finetune_job(sweep: Sweep, seed: int, method: str, rate: float) -> Job:
+    settings = replace(sweep.finetune, seed=seed, learning_rate=rate, estimator=sweep.spec.methods[method])
+    name, start = f"{method}, seed {seed}, rate {rate:g}", sweep.spec.start(method)
+    directory, after = sweep.run(seed, method, rate), (f"{start}, seed {seed}",)
+    return _job(sweep, "finetune", name, directory, settings, after, start=str(sweep.mle(seed, start)))
 
-    name = f"{method}, seed {seed}, rate {rate:g}"
-    return Job(name, directory, create, settings.unit, settings.budget, after=start)
+
+def _job(sweep: Sweep, work: str, name: str, directory: Path, settings: Any, after: Sequence[str], **more: Any) -> Job:
+    arguments = {"directory": str(directory), "settings": to_table(settings), **more}
+    arguments |= {"machine": to_table(sweep.machine), "beam": sweep.grid.beam}
+    return Job(name, f"corollout.sweeps.runs:{work}_and_evaluate", arguments, after, is_done(directory))
 
 
 def rate_scores(sweep: Sweep, method: str) -> dict[float, float | None]:
-    """A method's score on the validation data with each learning rate, for the first seed; None if it is not done."""
-    runs = {rate: sweep.run(sweep.seeds[0], method, rate) for rate in sweep.rates}
-    key = sweep.experiment.metric.key
-    return {rate: result_of(run)["val"][key] if (run / RESULT).exists() else None for rate, run in runs.items()}
+    """A method's validation score with each learning rate, for the first seed; None for a run that is not done."""
+    runs = {rate: sweep.run(sweep.grid.seeds[0], method, rate) for rate in sweep.grid.rates}
+    key = sweep.spec.metric.key
+    return {rate: read_json(run / RESULT)["val"][key] if is_done(run) else None for rate, run in runs.items()}
 
 
-def chosen_rates(sweep: Sweep) -> dict[str, float]:
-    """For each method the learning rate whose best weights score best on the validation data, with the first seed."""
-    scores = {method: rate_scores(sweep, method) for method in sweep.methods}
+def is_done(run: Path) -> bool:
+    return (run / RESULT).exists()
+
+
+def best_rates(sweep: Sweep) -> dict[str, float]:
+    """For each method the learning rate whose best weights have the highest validation score, with the first seed."""
+    scores = {method: rate_scores(sweep, method) for method in sweep.grid.methods}
     if missing := [method for method, own in scores.items() if None in own.values()]:
-        raise InputError(f"{sweep.out}: {missing[0]} has not been done with every learning rate yet")
+        raise InputError(f"{sweep.out}: {missing[0]} has not been run with every learning rate yet")
     return {method: max(own, key=lambda rate: own[rate] or 0.0) for method, own in scores.items()}
 
 
-def result_of(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / RESULT).read_text("utf-8"))
+def read_analysis(sweep: Sweep, analysis: Analysis) -> dict[str, dict[str, Any]]:
+    """What has been measured so far, by method."""
+    path = sweep.out / analysis.file
+    return read_json(path, "remove the file to measure again") if path.exists() else {}
 
 
-def work(directory: Path, beam: int) -> None:
-    """Do a run to its end, then evaluate its best weights."""
-    jobs.resume(directory)
-    if (directory / RESULT).exists():
-        return
-    result = {}
-    for split in ("val", "test"):
-        task, evaluation = jobs.evaluate_run(directory, split, beam if split == "test" else 0)
-        scores = evaluation.scores.tolist()
-        each: dict[str, Any] = (
-            {"solved": "".join("1" if hit else "0" for hit in scores)}
-            if task.metric.shares
-            else {"scores": [round(score, 6) for score in scores]}
-        )
-        result[split] = {**evaluation.numbers(), "count": len(scores), **each}
-    replace_file(directory / RESULT, (json.dumps(result, indent=2) + "\n").encode())
+def run_analysis(sweep: Sweep, analysis: Analysis, workers: int = 1, on_event: Callback = ignore) -> None:
+    """Measure every method that has not been measured yet; each result is saved at once."""
+    results = read_analysis(sweep, analysis)
+    names = {f"{analysis.name}, {method}": method for method in analysis.methods(sweep)}
+    jobs = [
+        Job(name, analysis.work, analysis.arguments(sweep, method), (), method in results, ANALYSIS_WEIGHT)
+        for name, method in names.items()
+    ]
 
+    def collect(event: Event) -> None:
+        if event.kind == "result":
+            results[names[event.record["job"]]] = event.record["value"]
+            write_json(sweep.out / analysis.file, results, indent=None)
+        else:
+            on_event(event)
 
-def run_jobs(
-    jobs: list[Job], jobs_at_once: int, beam: int, on_progress: Callable[[Job, float, dict[str, Any]], None]
-) -> None:
-    """Do all jobs, some at a time, each in a process of its own; ``on_progress`` hears how far each one is."""
-    # Asked to end by another process, we end as after Ctrl-C: with the runs, which are processes of their own, saved.
-    with suppress(ValueError):  # only the main thread may
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    waiting = [job for job in jobs if not job.done]
-    running: dict[subprocess.Popen[str], Job] = {}
-    for job in jobs:
-        if job.done:
-            on_progress(job, job.total, {})
-    try:
-        while waiting or running:
-            while len(running) < jobs_at_once and (ready := [job for job in waiting if job.ready]):
-                job = ready[0]
-                waiting.remove(job)
-                if not (job.directory / "config.toml").exists():
-                    job.create()
-                running[_start(job, beam)] = job
-            time.sleep(0.5)
-            for process, job in list(running.items()):
-                for progress, record in _newest(job):
-                    on_progress(job, progress, record)
-                if process.poll() is None:
-                    continue
-                del running[process]
-                if process.returncode:
-                    message = process.stderr.read().strip() if process.stderr else ""
-                    raise CorolloutError(f"{job.name} failed in {job.directory}: {message or process.returncode}")
-                on_progress(job, job.total, {})
-    except KeyboardInterrupt as error:
-        raise Interrupted("stopped; every run is saved, and the same command goes on from there") from error
-    finally:
-        for process in running:
-            process.send_signal(signal.SIGINT)  # it saves first
-        for process in running:
-            process.wait()
-
-
-def _start(job: Job, beam: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "corollout.sweeps.worker", str(job.directory), str(beam)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def _newest(job: Job) -> Iterator[tuple[float, dict[str, Any]]]:
-    """How far a run is, by the last line that it wrote, with the last evaluation that is not far above it."""
-    path = job.directory / "metrics.jsonl"
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 65536))
-        lines = file.read().split(b"\n")[:-1]
-    evaluations = [line for line in lines if b'"evaluation"' in line]
-    try:
-        looked = [json.loads(line) for line in evaluations[-1:]]
-        record = json.loads(lines[-1])
-    except (ValueError, LookupError):  # the first line of what was read may be cut
-        return
-    key = {"updates": "update", "epochs": "epoch"}.get(job.unit, job.unit)
-    if key in record:
-        yield float(record[key]), {**(looked[0] if looked else {}), **record}
+    run_jobs(jobs, workers, collect)

@@ -1,7 +1,6 @@
-"""A toy task: put a list of symbols in order. The reward comes once, for the finished list.
+"""A toy task: sort a list of symbols. There is one reward, for the finished list.
 
-Small enough for a policy to learn in a minute, and like the real ones: a wrong token early on spoils everything,
-and nothing says which token it was.
+It is learned in a minute, yet like real tasks: one wrong token spoils everything, and the reward does not say which.
 """
 
 import torch
@@ -17,9 +16,9 @@ END, START, FIRST_SYMBOL = 0, 1, 2
 
 
 def sorting_data(count: int, symbols: int = 12, shortest: int = 4, longest: int = 8, seed: int = 0) -> Columns:
-    """Random lists, and what they are in order. ``context`` is padded with −1, ``target`` is a list of tokens."""
+    """Random lists and the sorted ones. ``context`` is padded with −1, ``target`` is a list of tokens."""
     if symbols < 1 or not 1 <= shortest <= longest or count < 1:
-        raise InputError(f"no lists of {shortest} to {longest} of {symbols} symbols can be made")
+        raise InputError(f"cannot make {count} lists of {shortest} to {longest} symbols out of {symbols}")
     keys = Noise(seed).keys(torch.arange(count))
     draws = bits(keys, torch.zeros_like(keys), longest + 1)
     lengths = shortest + draws[:, -1] % (longest - shortest + 1)
@@ -30,8 +29,8 @@ def sorting_data(count: int, symbols: int = 12, shortest: int = 4, longest: int 
 
 
 def sorted_exactly(sequences: list[list[int]], target: list[list[int]]) -> list[float]:
-    """1 for the list in order, 0 for anything else."""
-    return [float(sequence == wanted) for sequence, wanted in zip(sequences, target, strict=True)]
+    """1 for the sorted list, 0 for anything else."""
+    return [float(sequence == expected) for sequence, expected in zip(sequences, target, strict=True)]
 
 
 def sorting_reward() -> Reward:

@@ -1,77 +1,99 @@
-"""What every task has in common, so that training, experiments and reports need not know which one it is."""
+"""What a task is: data, a policy, a reward and an evaluation; and the tasks by name.
+
+A task outside the package subclasses :class:`Task`, implements ``split``, ``engine`` and ``reward``, and has a
+:class:`TaskSpec`; docs/extending.md has a complete example.
+"""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from corollout.data import Columns
+from corollout.config import NONE, from_table, import_object, read_toml
+from corollout.data import Columns, Split
+from corollout.errors import InputError
+from corollout.events import Callback, ignore
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
+from corollout.rollouts.decoding import decode_scored
+from corollout.tasks.views import ExampleView, output_rewards
+from corollout.types import Sampler
 
+SCALES = ("tiny", "small", "paper")  # the usual ones, each a TOML file of settings
 Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The number by which a task judges policies: the mean of what each example gets. It is shown times 100."""
+    """The number by which a task compares policies: the mean of a score of each example."""
 
     key: str  # in records
     name: str  # for people
-    unit: str  # behind a value: " %", or nothing
-    examples: str  # what is counted
-    meaning: str  # what it measures, to stand after its name and a colon
-    shares: bool  # each example gets 0 or 1
+    unit: str  # after a value: " %", or nothing
+    examples: str  # what an example is called, in the plural
+    meaning: str  # what it measures, to follow its name and a colon
+    is_share: bool  # every score is 0 or 1
+    scale: float = 100.0  # values are shown times this
+    digits: int = 1  # after the decimal point
 
-    def words(self, value: float) -> str:
-        return f"{self.name} {100 * value:.1f}{self.unit}"
+    def number(self, value: float) -> str:
+        return f"{self.scale * value:.{self.digits}f}"
+
+    def text(self, value: float) -> str:
+        """A value with its name: "Generalization 17.1 %"."""
+        return f"{self.name} {self.number(value)}{self.unit}"
+
+
+_MEANING = "the mean reward of the greedy sequences"
+MEAN_REWARD = Metric("mean_reward", "reward", "", "examples", _MEANING, is_share=False, scale=1.0, digits=3)
 
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """What a policy achieves on a split."""
+    """How good a policy is on a split."""
 
     @property
     def scores(self) -> np.ndarray:
-        """The measure of each example, whose mean is the value."""
+        """The score of each example, whose mean is the task's metric."""
         ...
 
     def numbers(self) -> dict[str, float]:
-        """All measures by name, the task's own with the ends of its interval."""
+        """All measures by key; for the task's metric also the ends of its interval, KEY_low and KEY_high."""
         ...
 
     def rows(self) -> list[list[str]]:
-        """Name, value and interval of each measure, as people read them."""
-        ...
-
-
-@runtime_checkable
-class Split(Protocol):
-    """Examples of a task."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def columns(self) -> Columns: ...
-
-    def first(self, count: int) -> "Split":
-        """The first examples only."""
+        """A table for people: name, value and interval of each measure."""
         ...
 
 
 class Task(ABC):
-    """Data, engine, reward and evaluation from the settings of a run."""
+    """Data, policy, reward and evaluation, made from the settings of a run."""
 
-    name: str
-    metric: Metric
-    rewards: tuple[str, ...]  # their names, the usual one first
-    device: str
+    metric: ClassVar[Metric] = MEAN_REWARD
+    rewards: ClassVar[tuple[str, ...]] = ("reward",)  # names of the rewards, the default first
 
+    def __init__(self, folder: Path | None, model: Any, device: str = "cpu", on_event: Callback = ignore):
+        self.folder, self.model, self.device, self.on_event = folder, model, device, on_event
+
+    @abstractmethod
+    def split(self, name: str) -> Split:
+        """The examples of a split: "train", "val" or "test"."""
+
+    @abstractmethod
+    def engine(self, seed: int = 0) -> Engine:
+        """A new policy, with weights drawn by the seed, in its engine."""
+
+    @abstractmethod
+    def reward(self, name: str, split: Split | None = None) -> Reward:
+        """A reward for the examples of a split, by default the training split."""
+
+    # Subclasses may return a subclass of Split: hence Any.
     @cached_property
     def train(self) -> Any:
         return self.split("train")
@@ -81,40 +103,85 @@ class Task(ABC):
         return self.split("val")
 
     @property
-    @abstractmethod
-    def words(self) -> tuple[str, ...]:
-        """The words that a model may say, in the order of their tokens."""
+    def mle_data(self) -> Columns:
+        """What pre-training learns from: the columns ``context`` and ``target``."""
+        return self.train.columns
 
     @property
-    @abstractmethod
-    def mle_data(self) -> Columns:
-        """What maximum likelihood learns from: contexts with targets."""
+    def tokens(self) -> tuple[str, ...] | None:
+        """The vocabulary in the order of token ids, if tokens have names."""
+        return None
 
-    @abstractmethod
-    def split(self, name: str) -> Any:
-        """The examples of a split."""
+    def evaluate(self, engine: Engine, split: Split, beam: int = 0) -> Evaluation:
+        """Evaluate a policy: by default the reward of each example's greedy sequence, and of the best of a beam."""
+        if len(split) == 0:
+            raise InputError("the split has no example to evaluate on")
+        reward = self.reward(self.rewards[0], split)
 
-    @abstractmethod
-    def engine(self, seed: int = 0) -> Engine:
-        """A new model with its engine."""
+        def scores(sampler: Sampler) -> np.ndarray:
+            best = [outputs[0] for outputs in decode_scored(engine, split.columns, sampler, device=self.device)]
+            values = output_rewards(reward, split.columns, range(len(best)), best)
+            return values[~np.isnan(values)]
 
-    @abstractmethod
-    def reward(self, kind: str, split: Any = None) -> Reward:
-        """The reward of sequences for the examples of a split, by default for those to train on."""
+        return RewardEvaluation(scores(Sampler("greedy")), scores(Sampler("beam", beam)) if beam else None)
 
-    @abstractmethod
-    def evaluate(self, engine: Engine, split: Any, beam: int = 0) -> Any:
-        """What the engine's policy achieves on a split: an ``Evaluation``."""
+    def view(self, split_name: str, split: Split, index: int) -> ExampleView:
+        """How an example, and sequences generated for it, are shown."""
+        return ExampleView(split_name, split, index, self.tokens, self.reward(self.rewards[0], split))
+
+    def views_of_files(
+        self, paths: Sequence[Path], network: str | None = None
+    ) -> tuple[Columns, Sequence[ExampleView]]:
+        """Image files as examples, if the task captions images; ``network`` makes their features."""
+        raise InputError("image files are for tasks that caption images: this run's task does not")
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """What a check of a data set found."""
+
+    lines: list[str]  # a summary for people
+    failures: int = 0  # examples that are wrong
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of a model without any."""
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """How a task is made: the class of its model's settings, the settings of a scale, and the task itself."""
+    """A task as the registry knows it."""
 
-    model: type
-    scale: Callable[[str], dict[str, Any]]
-    open: Callable[[Path, Any, str, Callable[[str], None]], Task]
-    metric: Metric
+    name: str
+    task: type[Task]
+    model: type = NoSettings  # a settings dataclass
+    scales: Path | None = None  # a folder of TOML files
+    commands: str = ""  # module with COMMANDS: name on the command line → function of one settings dataclass
+    data_help: str = ""  # how to get the data, for messages
+    export: str = ""  # "module:function", called as function(task, engine, out, source)
+    # "module:function" for `corollout data check`, called as function(path, skip_bad) -> DataCheck | None; None if the
+    # path holds no data of this task.
+    check: str = ""
+
+    @property
+    def metric(self) -> Metric:
+        return self.task.metric
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        return self.task.rewards
+
+    def scale(self, name: str) -> dict[str, Any]:
+        """The settings of a scale, in the sections data, model, pretrain and finetune."""
+        if self.scales is None:
+            return {}
+        path = self.scales / f"{name}.toml"
+        if not path.is_file():
+            known = {file.stem for file in self.scales.glob("*.toml")}
+            names = [*(scale for scale in SCALES if scale in known), *sorted(known.difference(SCALES))]
+            raise InputError(f"unknown scale {name!r}: choose one of {', '.join(names)}")
+        return read_toml(path)
 
 
 @dataclass(frozen=True)
@@ -142,3 +209,68 @@ def mean_interval(scores: np.ndarray) -> tuple[float, float] | None:
         return None
     mean, half = float(scores.mean()), Z * float(scores.std(ddof=1)) / math.sqrt(len(scores))
     return mean - half, mean + half
+
+
+@dataclass(frozen=True)
+class RewardEvaluation:
+    """Rewards of greedy sequences and, if asked for, of the most probable sequence of each beam."""
+
+    scores: np.ndarray  # of the examples that the reward does not skip
+    beam: np.ndarray | None = None
+
+    def numbers(self) -> dict[str, float]:
+        low, high = mean_interval(self.scores) or (math.nan, math.nan)
+        key = MEAN_REWARD.key
+        numbers = {key: float(self.scores.mean()), f"{key}_low": low, f"{key}_high": high}
+        return numbers if self.beam is None else {**numbers, f"beam_{key}": float(self.beam.mean())}
+
+    def rows(self) -> list[list[str]]:
+        number = MEAN_REWARD.number
+        rows = []
+        for name, scores in (("reward", self.scores), ("reward, best of beam", self.beam)):
+            if scores is not None:
+                interval = mean_interval(scores)
+                rows.append([name, number(scores.mean()), " – ".join(map(number, interval)) if interval else ""])
+        return rows
+
+
+TASKS: dict[str, str] = {
+    "karel": "corollout.tasks.karel.task:KAREL",
+    "captions": "corollout.tasks.captioning.task:CAPTIONS",
+}
+GROUP = "corollout.tasks"  # entry points of other packages
+
+
+def task_names() -> list[str]:
+    """The tasks of this package and of all installed packages that have an entry point."""
+    return [*TASKS, *sorted(set(entry_points(group=GROUP).names) - TASKS.keys())]
+
+
+def find_task(name: object) -> TaskSpec:
+    """The task of a name: one of :data:`TASKS`, an entry point of the group "corollout.tasks", or an import path.
+
+    An import path is "package.module", whose TASK it is, or "package.module:NAME".
+    """
+    if name in TASKS:
+        spec = import_object(TASKS[str(name)])
+    elif isinstance(name, str) and (installed := entry_points(group=GROUP, name=name)):
+        spec = import_object(next(iter(installed)).value, "TASK")
+    elif isinstance(name, str) and ("." in name or ":" in name):
+        spec = import_object(name, "TASK")
+    else:
+        raise InputError(
+            f"unknown task {name!r}: choose one of {', '.join(task_names())}, or give the import path of your own, "
+            "package.module or module:NAME"
+        )
+    if not isinstance(spec, TaskSpec):
+        raise InputError(f"the task {name!r} is a {type(spec).__name__}, not a corollout.tasks.task.TaskSpec")
+    return spec
+
+
+def open_task(config: dict[str, Any], on_event: Callback = ignore) -> Task:
+    """The task of a run's settings."""
+    spec = find_task(config.get("task"))
+    model = from_table(spec.model, config.get("model", {}), "section model")
+    folder = config.get("data", {}).get("folder")
+    device = config.get("machine", {}).get("device", "cpu")
+    return spec.task(None if folder in (None, "", NONE) else Path(folder), model, device, on_event)

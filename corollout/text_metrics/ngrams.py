@@ -1,73 +1,112 @@
-"""The n-grams of groups of token sequences, as trees that are searched by hashing.
+"""Token sequences in flat arrays, and the n-grams of groups of them as hashed prefix trees.
 
-A node is an n-gram of one to four tokens; its children are the n-grams with one token more. So an n-gram that is not in
-a tree has no descendants there, and a node is told by two numbers, its parent and its last token, which are compared
-whole: no two n-grams are ever taken for one.
+A node is an n-gram of one to four tokens; its children are the n-grams with one more token. An n-gram that is missing
+from a tree has no descendants in it, and a node is identified by two numbers, its parent and its last token, which are
+compared in full: two n-grams are never confused.
 
-The trees of all groups share their arrays. Those of a group lie together, parents before children.
+The trees of all groups share their arrays. The nodes of a group are contiguous, parents before children.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import no_type_check
 
 import numba
 import numpy as np
 
-from corollout.text_metrics.tokens import Tokens
+from corollout.errors import InputError
 
 LONGEST = 4
-NONE = -1  # a node that is not there; the parent of an n-gram of one token
+NONE = -1  # a missing node; the parent of an n-gram of one token
+LARGEST_ID = 2**31 - 1
+_INVALID_ID = f"token ids must be from 0 to {LARGEST_ID}, not {{}}"
 
 _TOKEN_BITS = 32
-_TOKEN_MASK = (1 << _TOKEN_BITS) - 1
+TOKEN_MASK = (1 << _TOKEN_BITS) - 1
 _MULTIPLIER = -7046029254386353131  # 2⁶⁴ / golden ratio, as a signed number
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """Sequences of token ids, concatenated: sequence i is ``flat[starts[i] : starts[i + 1]]``."""
+
+    flat: np.ndarray  # int32[token]
+    starts: np.ndarray  # int64[sequence + 1]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    @classmethod
+    def pack(cls, sequences: Sequence[Sequence[int]]) -> "Tokens":
+        """From lists of token ids."""
+        starts = np.fromiter(accumulate(map(len, sequences), initial=0), np.int64, len(sequences) + 1)
+        try:
+            flat = np.fromiter(chain.from_iterable(sequences), np.int64, int(starts[-1]))
+        except OverflowError:
+            raise InputError(_INVALID_ID.format("a larger one")) from None
+        return cls(_checked(flat), starts)
+
+    @classmethod
+    def padded(cls, tokens: np.ndarray, lengths: np.ndarray) -> "Tokens":
+        """From an integer array [sequence, step]; of row i, only the first ``lengths[i]`` tokens count."""
+        if tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or tokens.dtype.kind not in "iu":
+            raise InputError(
+                f"expected integers [sequence, step] and a length for each sequence, not {tokens.dtype} "
+                f"{list(tokens.shape)} and {list(lengths.shape)}"
+            )
+        rows, width = tokens.shape
+        if rows and not 0 <= lengths.min() <= lengths.max() <= width:
+            raise InputError(f"lengths must be from 0 to {width}, the width of the array")
+        starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        return cls(_checked(tokens[np.arange(width) < lengths[:, None]]), starts)
+
+
+@dataclass(frozen=True)
 class NGrams:
-    """A tree for each group. ``keys`` has each node's parent and token, ``slots`` is a hash table of them."""
+    """A tree for each group: ``keys`` has each node's parent and token, ``slots`` is a hash table of the nodes."""
 
     keys: np.ndarray  # int64[node]
-    first: np.ndarray  # int64[group + 1]: where the nodes of a group begin
+    first: np.ndarray  # int64[group + 1]: where each group's nodes begin
     slots: np.ndarray  # int32[slot]: a node, or NONE
-    parts: np.ndarray  # int64[group + 1]: where the slots of a group begin; their number is a power of 2
+    parts: np.ndarray  # int64[group + 1]: where each group's slots begin; a power of 2 for each
 
     @classmethod
     def of(cls, tokens: Tokens, groups: np.ndarray) -> "NGrams":
-        """Those of sequences ``groups[g]`` to ``groups[g + 1] - 1`` for each group g."""
-        lengths = tokens.lengths
-        each = sum((np.maximum(lengths - n, 0) for n in range(LONGEST)), np.zeros_like(lengths))
+        """Group g consists of the sequences ``groups[g]`` to ``groups[g + 1] - 1``."""
+        each = np.maximum(tokens.lengths[:, None] - np.arange(LONGEST), 0).sum(1)
         before = np.concatenate(([0], np.cumsum(each)))[groups]
-        keys = np.empty(before[-1], np.int64)  # if all were different
-        first = np.zeros(len(groups), np.int64)
-        _collect(tokens.flat, tokens.starts, groups, np.diff(before), keys, first)
-        keys = keys[: first[-1]].copy()
-        parts = np.zeros_like(first)
-        _measure(first, parts)
-        slots = np.full(parts[-1], NONE, np.int32)
-        _place(keys, first, slots, parts)
+        keys = np.empty(before[-1], np.int64)  # enough if all n-grams differ
+        first, parts = np.zeros((2, len(groups)), np.int64)
+        _collect(tokens.flat, tokens.starts, groups, np.diff(before), keys, first, parts)
+        keys, slots = keys[: first[-1]].copy(), np.full(parts[-1], NONE, np.int32)
+        _fill_tables(keys, first, slots, parts)
         return cls(keys, first, slots, parts)
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def find(self, others: "NGrams") -> np.ndarray:
-        """int32[node of the others]: where each of their n-grams is in the one tree that is here, or NONE."""
-        found = np.empty(len(others), np.int32)
-        _find(others.keys, self.keys, self.slots, found)
-        return found
+        """int32[node of ``others``]: the node of each of their n-grams in this, a single tree, or NONE."""
+        nodes = np.empty(len(others), np.int32)
+        _find(others.keys, self.keys, self.slots, nodes)
+        return nodes
 
-    def depths(self) -> np.ndarray:
-        """int8[node]: the length of each n-gram, less one."""
-        depths = np.empty(len(self), np.int8)
-        _find_depths(self.keys, depths)
-        return depths
+
+def _checked(flat: np.ndarray) -> np.ndarray:
+    if len(flat) and not 0 <= flat.min() <= flat.max() <= LARGEST_ID:
+        raise InputError(_INVALID_ID.format(flat[(flat < 0) | (flat > LARGEST_ID)][0]))
+    return flat.astype(np.int32)
 
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def _table_size(nodes):
-    """Slots for so many nodes: a power of 2, and some of them are free."""
+    """How many slots a number of nodes gets: a power of 2, at least a quarter of them free."""
     size = 1
     while 3 * size < 4 * (nodes + 1):
         size *= 2
@@ -82,12 +121,6 @@ def parent_of(key):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True, inline="always")
-def token_of(key):
-    return key & _TOKEN_MASK
-
-
-@no_type_check
-@numba.njit(cache=True, nogil=True, inline="always")
 def _key(parent, token):
     return (np.int64(parent + 1) << _TOKEN_BITS) | np.int64(token)
 
@@ -95,12 +128,12 @@ def _key(parent, token):
 @no_type_check
 @numba.njit(cache=True, nogil=True, inline="always")
 def _slot(keys, slots, start, size, key):
-    """The slot where the node with this key is, or would be put."""
+    """The slot that holds the node with this key, or where it would go."""
     mixed = key * _MULTIPLIER
-    place = (mixed ^ (mixed >> 32)) & (size - 1)
-    while slots[start + place] >= 0 and keys[slots[start + place]] != key:
-        place = (place + 1) & (size - 1)
-    return start + place
+    offset = (mixed ^ (mixed >> 32)) & (size - 1)
+    while slots[start + offset] >= 0 and keys[slots[start + offset]] != key:
+        offset = (offset + 1) & (size - 1)
+    return start + offset
 
 
 @no_type_check
@@ -113,13 +146,13 @@ def child(keys, slots, start, size, parent, token):
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def count_repetitions(tokens, times):
-    """times[i, n] = how often the n + 1 tokens from place i on occur, or 0 if they occur at an earlier place too.
+    """times[i, n] = how often the n + 1 tokens from position i on occur, or 0 if they also occur earlier.
 
-    Every pair of places is compared, which takes less time than anything cleverer for up to a thousand tokens.
+    All pairs of positions are compared: up to a thousand tokens, nothing cleverer is faster.
     """
     for i in range(len(tokens)):
         most = min(LONGEST, len(tokens) - i)
-        known = 0  # so many tokens from here on were seen before
+        known = 0  # the longest n-gram at i that also occurs earlier
         for j in range(i):
             if tokens[j] != tokens[i]:
                 continue
@@ -127,7 +160,7 @@ def count_repetitions(tokens, times):
             while same < most and tokens[j + same] == tokens[i + same]:
                 same += 1
             for n in range(known, same):
-                times[j, n] += 1  # nothing before j was as long, so j is its first place
+                times[j, n] += 1  # no earlier match was as long, so j is its first occurrence
             known = max(known, same)
         for n in range(LONGEST):
             times[i, n] = 1 if known <= n < most else 0
@@ -135,8 +168,8 @@ def count_repetitions(tokens, times):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _collect(flat, starts, groups, most, keys, first):
-    """Write the nodes of all groups; ``most`` is how many n-grams a group has, repetitions included."""
+def _collect(flat, starts, groups, most, keys, first, parts):
+    """Write the nodes of all groups and the sizes of their tables; group g has ``most[g]`` n-grams with repetitions."""
     slots = np.empty(_table_size(most.max() if len(most) else 0), np.int32)
     count = 0
     for g in range(len(most)):
@@ -147,25 +180,19 @@ def _collect(flat, starts, groups, most, keys, first):
                 parent = np.int64(NONE)
                 for n in range(min(LONGEST, starts[s + 1] - i)):
                     key = _key(parent, flat[i + n])
-                    place = _slot(keys, slots, 0, size, key)
-                    if slots[place] < 0:
-                        slots[place] = count
+                    slot = _slot(keys, slots, 0, size, key)
+                    if slots[slot] < 0:
+                        slots[slot] = count
                         keys[count] = key
                         count += 1
-                    parent = np.int64(slots[place])
+                    parent = np.int64(slots[slot])
         first[g + 1] = count
-
-
-@no_type_check
-@numba.njit(cache=True, nogil=True)
-def _measure(first, parts):
-    for g in range(len(first) - 1):
         parts[g + 1] = parts[g] + _table_size(first[g + 1] - first[g])
 
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _place(keys, first, slots, parts):
+def _fill_tables(keys, first, slots, parts):
     for g in range(len(first) - 1):
         for node in range(first[g], first[g + 1]):
             slots[_slot(keys, slots, parts[g], parts[g + 1] - parts[g], keys[node])] = node
@@ -173,20 +200,10 @@ def _place(keys, first, slots, parts):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _find(other_keys, keys, slots, found):
+def _find(other_keys, keys, slots, nodes):
     for node in range(len(other_keys)):
-        parent, token = parent_of(other_keys[node]), token_of(other_keys[node])
-        if parent < 0:
-            found[node] = child(keys, slots, 0, len(slots), NONE, token)
-        elif found[parent] < 0:
-            found[node] = NONE
-        else:
-            found[node] = child(keys, slots, 0, len(slots), np.int64(found[parent]), token)
-
-
-@no_type_check
-@numba.njit(cache=True, nogil=True)
-def _find_depths(keys, depths):
-    for node in range(len(keys)):
-        parent = parent_of(keys[node])
-        depths[node] = 0 if parent < 0 else depths[parent] + 1
+        parent = parent_of(other_keys[node])
+        same = np.int64(NONE) if parent < 0 else np.int64(nodes[parent])
+        nodes[node] = NONE
+        if parent < 0 or same >= 0:
+            nodes[node] = child(keys, slots, 0, len(slots), same, other_keys[node] & TOKEN_MASK)

@@ -1,40 +1,35 @@
-"""What all training loops share: a cursor in the data, counts of what was used, and a state to go on from."""
+"""What both trainers share: batches in a reproducible order, counts, a state to resume from, and gradient variance."""
 
+import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from corollout.data import Batch, Columns
 from corollout.errors import InputError, PolicyError
+from corollout.events import Callback, ignore
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 
 Clock = Literal["wall", "cpu"]
-Record = TypeVar("Record")
+Unit = Literal["updates", "epochs", "tokens", "seconds"]
+Metrics = TypeVar("Metrics")
 
 # What the seed's noise is used for.
-ORDER, ROLLOUTS, LESSONS, PROBES = range(4)
+EXAMPLE_ORDER, ROLLOUTS, SCHEDULED_SAMPLING, PROBES = range(4)
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something besides updates that happened in a training: a record of its own kind for the run."""
+class BaseTrainer(Generic[Metrics]):
+    """A trainer that can be stopped after any update and resumed, to the same weights bit for bit.
 
-    kind: str
-    record: dict[str, Any]
-
-
-class BaseTrainer(Generic[Record]):
-    """A training loop that can be stopped after any update and taken up again, to the same weights bit for bit.
-
-    A subclass turns a batch into gradients in ``learn``. ``clock`` says what ``seconds`` counts: time on the wall, or
-    the processor's time of this process, which other work on the machine does not disturb.
+    A subclass makes one update in ``step``. ``seconds`` counts wall-clock time, or CPU time of this process, which
+    other work on the machine does not disturb.
     """
 
     def __init__(
@@ -48,6 +43,7 @@ class BaseTrainer(Generic[Record]):
         seed: int,
         device: torch.device | str,
         clock: Clock,
+        on_event: Callback = ignore,
     ):
         if not isinstance(engine.policy, nn.Module):
             raise InputError("training needs a policy with parameters: an nn.Module")
@@ -56,59 +52,54 @@ class BaseTrainer(Generic[Record]):
                 f"training needs at least one example and a batch size ≥ 1, not {len(data)} and {batch_size}"
             )
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise InputError(f"max_grad_norm must be a positive norm or None, not {max_grad_norm}")
+            raise InputError(f"max_grad_norm must be a positive number or None, not {max_grad_norm}")
         if clock not in ("wall", "cpu"):
             raise InputError(f"clock must be 'wall' or 'cpu', not {clock!r}")
         self.engine, self.data, self.optimizer = engine, data, optimizer
         self.policy: nn.Module = engine.policy
         self.batch_size, self.max_grad_norm, self.device = batch_size, max_grad_norm, device
         self.noise = Noise(seed)
+        self.on_event = on_event
         self.updates, self.epochs, self.tokens, self.seconds = 0, 0, 0, 0.0
-        self.news: list[Event] = []  # since whoever reads them last emptied the list
-        self._in_epoch = 0  # updates made in the present epoch
-        self._stream: Iterator[Batch] | None = None
-        self._now: Callable[[], float] = time.perf_counter if clock == "wall" else time.process_time
-        self._parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        self.parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        self.now: Callable[[], float] = time.perf_counter if clock == "wall" else time.process_time
+        self._updates_in_epoch = 0
+        self._batches: Iterator[Batch] | None = None
 
-    def learn(self, batch: Batch) -> Any:
-        """Put the gradient for a batch into the parameters' ``.grad``; what is returned goes to ``record``."""
+    def step(self) -> Metrics:
+        """Make one update."""
         raise NotImplementedError
 
-    def record(self, outcome: Any, norm: float) -> Record:
-        """What is told about the update that was just made."""
-        raise NotImplementedError
+    @property
+    def updates_per_epoch(self) -> int:
+        return -(-len(self.data) // self.batch_size)
 
-    def step(self) -> Record:
-        """Make one update with the next batch."""
-        start = self._now()
-        epoch, batch = self._next_batch()
-        self.optimizer.zero_grad(set_to_none=True)
-        outcome = self.learn(batch)
-        norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None]).item()
+    def next_batch(self) -> Batch:
+        """The batch of the next update; every epoch has its own order of examples."""
+        if self._batches is None:
+            order = self.noise.fold(EXAMPLE_ORDER, self.epochs)
+            self._batches = self.data.epoch(self.batch_size, order, self.device, skip=self._updates_in_epoch)
+        return next(self._batches)
+
+    def clip_gradients(self) -> float:
+        """Scale the gradients down to ``max_grad_norm``; return their norm before."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
         if not norm < float("inf"):
             raise PolicyError(
                 f"the gradient of update {self.updates + 1} is not finite; the parameters were left as they were "
                 f"(a smaller learning rate may help)"
             )
         if self.max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(self._parameters, self.max_grad_norm, torch.tensor(norm, device=self.device))
-        self.optimizer.step()
-        self.seconds += self._now() - start
+            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, torch.tensor(norm, device=self.device))
+        return norm
+
+    def count_update(self, started: float) -> None:
+        """Count an update that began at a time of ``now``."""
+        self.seconds += self.now() - started
         self.updates += 1
-        self._in_epoch += 1
-        if self._in_epoch == self.updates_per_epoch:
-            self.epochs, self._in_epoch, self._stream = epoch + 1, 0, None
-        return self.record(outcome, norm)
-
-    @property
-    def updates_per_epoch(self) -> int:
-        return -(-len(self.data) // self.batch_size)
-
-    def _next_batch(self) -> tuple[int, Batch]:
-        if self._stream is None:
-            order = self.noise.fold(ORDER, self.epochs)
-            self._stream = self.data.epoch(self.batch_size, order, self.device, skip=self._in_epoch)
-        return self.epochs, next(self._stream)
+        self._updates_in_epoch += 1
+        if self._updates_in_epoch == self.updates_per_epoch:
+            self.epochs, self._updates_in_epoch, self._batches = self.epochs + 1, 0, None
 
     def run(
         self,
@@ -117,8 +108,8 @@ class BaseTrainer(Generic[Record]):
         epochs: int | None = None,
         tokens: int | None = None,
         seconds: float | None = None,
-    ) -> Iterator[Record]:
-        """Train until one of the totals is reached, counted from the beginning; call again to go on."""
+    ) -> Iterator[Metrics]:
+        """Train until one of the totals is reached, counted from the first update; call again to continue."""
         limits = {"updates": updates, "epochs": epochs, "tokens": tokens, "seconds": seconds}
         given = {name: limit for name, limit in limits.items() if limit is not None}
         if not given:
@@ -128,52 +119,129 @@ class BaseTrainer(Generic[Record]):
 
     @contextmanager
     def eval_weights(self) -> Generator[None, None, None]:
-        """Inside, the policy has the weights that are evaluated and kept: those of the last update, by default."""
+        """Inside, the policy has the weights that are evaluated and kept: by default those of the last update."""
         yield
 
     def state(self) -> State:
-        """Everything that the next update depends on, but for the data and the arguments."""
+        """Everything that the next update depends on, except for the data and the arguments."""
         counts = {"updates": self.updates, "epochs": self.epochs, "tokens": self.tokens, "seconds": self.seconds}
+        position = {"in_epoch": self._updates_in_epoch, "per_epoch": self.updates_per_epoch}
         return join_states(
             {
                 "policy": State({name: tensor.clone() for name, tensor in self.policy.state_dict().items()}),
                 "optimizer": optimizer_state(self.optimizer, dict(self.policy.named_parameters())),
-                "loop": State({}, {**counts, "in_epoch": self._in_epoch, "per_epoch": self.updates_per_epoch}),
+                "loop": State({}, counts | position),
                 "own": self.extra_state(),
             }
         )
 
-    def restore(self, state: State) -> None:
-        """Take up a training where a state was taken."""
+    def load_state(self, state: State) -> None:
+        """Resume from a state."""
         parts = split_state(state)
         loop = parts["loop"].values
         if loop["per_epoch"] != self.updates_per_epoch:
             raise InputError(
-                f"the state is of a training with {loop['per_epoch']} updates an epoch, this one has "
-                f"{self.updates_per_epoch}: the data or the batch size is another"
+                f"the state comes from a training with {loop['per_epoch']} updates per epoch, but this one has "
+                f"{self.updates_per_epoch}: the data or the batch size has changed"
             )
         load_policy(self.policy, parts["policy"].tensors, "the state")
         restore_optimizer(self.optimizer, dict(self.policy.named_parameters()), parts["optimizer"])
         self.updates, self.epochs = loop["updates"], loop["epochs"]
         self.tokens, self.seconds = loop["tokens"], loop["seconds"]
-        self._in_epoch, self._stream = loop["in_epoch"], None
+        self._updates_in_epoch, self._batches = loop["in_epoch"], None
         self.load_extra_state(parts["own"])
 
     def extra_state(self) -> State:
-        """What a subclass has to remember besides."""
+        """What a subclass needs besides."""
         return State()
 
     def load_extra_state(self, state: State) -> None:
         pass
 
 
-def load_policy(policy: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Put weights into a policy, all of them and no others."""
-    own = policy.state_dict()
-    for name in [*own, *tensors]:
-        if name not in own or name not in tensors:
-            raise InputError(f"{where} and the model do not fit: only one of them has {name!r}")
-        if own[name].shape != tensors[name].shape:
-            shapes = f"{list(tensors[name].shape)} and {list(own[name].shape)}"
-            raise InputError(f"{where} and the model do not fit: {name!r} has the shapes {shapes}")
+def load_policy(policy: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
+    """Load weights into a policy: all of them, and no others. ``source`` names them in an error."""
+    expected = policy.state_dict()
+    for name in [*expected, *tensors]:
+        if name not in expected or name not in tensors:
+            owner = "the model" if name in expected else source
+            raise InputError(f"{source} does not fit the model: only {owner} has {name!r}")
+        if expected[name].shape != tensors[name].shape:
+            shapes = f"{list(tensors[name].shape)} instead of {list(expected[name].shape)}"
+            raise InputError(f"{source} does not fit the model: {name!r} has the shape {shapes}")
     policy.load_state_dict(tensors)
+
+
+Gradient = Float[Tensor, " parameter"]
+
+
+def flat_gradient(parameters: Iterable[nn.Parameter]) -> Gradient:
+    """The gradients of all parameters as one vector; a parameter without a gradient counts as zeros."""
+    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+class RunningVariance:
+    """Exponential averages of the gradient and of its square, as the paper plots them:
+
+        m ← β m + (1 − β) g,   s ← β s + (1 − β) g²,   variance = Σ_parameters (s − m²),
+
+    m and s being corrected by 1 / (1 − β^t).
+
+    It mixes noise with the drift of the mean gradient, so compare it only at equal decay; ``probe_variance`` does not.
+    """
+
+    def __init__(self, decay: float = 0.9):
+        if not 0 <= decay < 1:
+            raise InputError(f"the decay of the running variance must be in [0, 1), not {decay}")
+        self.decay = decay
+        self.count = 0
+        self.mean: Tensor | None = None
+        self.square: Tensor | None = None
+
+    def add(self, gradient: Gradient) -> float:
+        """Add a gradient; return the variance so far (0 after the first)."""
+        if self.mean is None or self.square is None:
+            self.mean, self.square = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        self.mean.lerp_(gradient, 1 - self.decay)
+        self.square.lerp_(gradient**2, 1 - self.decay)
+        self.count += 1
+        correction = 1 - self.decay**self.count
+        return float((self.square / correction - (self.mean / correction) ** 2).sum().clamp(min=0))
+
+
+class GradientStatistics:
+    """Mean and variance of gradients by Welford's algorithm: no difference of large numbers.
+
+    ``distances`` are, from the second gradient on, how much each one added to the sum of squared distances to the mean.
+    Each is expected to be the trace of the covariance.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor = torch.zeros(())
+        self.distances: list[float] = []
+
+    def add(self, gradient: Gradient) -> None:
+        gradient = gradient.double()
+        self.count += 1
+        delta = gradient - self.mean
+        self.mean = self.mean + delta / self.count
+        if self.count > 1:
+            self.distances.append(float((delta * (gradient - self.mean)).sum()))
+
+    @property
+    def variance(self) -> float:
+        """The trace of the covariance: the sum over parameters of the unbiased sample variance."""
+        return math.fsum(self.distances) / (self.count - 1) if self.count > 1 else math.nan
+
+    @property
+    def variance_error(self) -> float:
+        """The standard error of the variance."""
+        spread = torch.tensor(self.distances).std().item() if self.count > 2 else math.nan
+        return spread / math.sqrt(max(self.count - 1, 1))
+
+    @property
+    def squared_norm(self) -> float:
+        """Of the expected gradient: that of the mean without its noise, so it may be slightly negative."""
+        return float((self.mean**2).sum()) - self.variance / self.count

@@ -1,7 +1,12 @@
-"""Fine-tuning on a reward. A small loop: everything that matters is in the estimator, the engine and the reward."""
+"""Fine-tuning on a reward, from a batch of contexts to new weights.
 
+``estimate`` makes a gradient estimate: sample, plan, complete, reward, score. ``Trainer.step`` makes an update of it:
+batch, estimate, backward, clip, step, metrics.
+"""
+
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, count, islice
 
 import torch
@@ -9,33 +14,154 @@ from jaxtyping import Float
 from torch import Tensor
 
 from corollout.data import Batch, Columns
-from corollout.estimators import Adaptive, Auto, Estimator, make_estimator
+from corollout.errors import InputError, PolicyError
+from corollout.estimators import Adaptive, Auto, Estimator, Plan, make_estimator
+from corollout.events import Callback, Event, ignore
 from corollout.noise import Noise
+from corollout.policies import detach, evaluation_mode, select
 from corollout.rewards import Reward, RewardFunction
-from corollout.rollouts import Engine
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, Event
+from corollout.rollouts import Engine, score_tolerance
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, RunningVariance, flat_gradient
 from corollout.training.checkpoints import State
-from corollout.training.choice import LEARNING, choose, glance
-from corollout.training.estimate import Estimate, as_estimator, as_reward, estimate
-from corollout.training.variance import RunningVariance, flat_gradient
-from corollout.types import Cost
+from corollout.types import Cost, Sequences, Trajectories, full_precision
 
-PROBED = 6  # estimates of each estimator in a light probe
-_LEARNED = "estimator/"  # what the names of an estimator's memory begin with in a state
+
+@dataclass(frozen=True)
+class Estimate:
+    """A gradient estimate for a batch, with everything that led to it."""
+
+    trajectories: Trajectories
+    plan: Plan
+    completed: Sequences  # the branches' sequences
+    rewards: Float[Tensor, " source"]  # of the main trajectories, then of the branches; NaN: skipped
+    logits: Float[Tensor, "row step vocab"]  # with graph
+    gradient: Float[Tensor, "row step vocab"]  # estimate of d reward / d logits; a context's rows add up
+    contexts: int
+    cost: Cost
+    seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
+
+    def backward(self) -> None:
+        """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
+        started = time.perf_counter()
+        self.logits.backward(gradient=(-self.gradient / max(self.contexts, 1)).to(self.logits.dtype))
+        self.seconds["backward"] = time.perf_counter() - started
+
+    def updated(self, estimator: Estimator) -> Estimator:
+        """The estimator that made this estimate, with what it learns from it."""
+        if not isinstance(estimator, Adaptive):
+            return estimator
+        return estimator.updated(self.plan, self.rewards, full_precision(self.logits.detach()))
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean reward of the main trajectories."""
+        return float(self.rewards[: len(self.trajectories.tokens)].nanmean())
+
+
+def estimate(
+    engine: Engine,
+    batch: Batch,
+    reward: Reward | RewardFunction,
+    estimator: Estimator | str,
+    noise: Noise,
+    *,
+    check_score: bool = False,
+) -> Estimate:
+    """Estimate the gradient of the expected reward of a batch of contexts.
+
+    Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
+    that was sampled. ``check_score`` compares what ``policy.score`` and ``policy.step`` return for the same tokens, and
+    makes sure that ``policy.step`` does not change old states.
+    """
+    if len(batch) == 0:
+        raise InputError("the batch is empty: there is no gradient to estimate")
+    reward, estimator = as_reward(reward), as_estimator(estimator)
+    policy, stopwatch = engine.policy, _Stopwatch()
+    with evaluation_mode(policy):
+        memory = policy.encode(batch.context)
+        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise)
+        trajectories = mains.trajectories
+        stopwatch.lap("sample")
+        plan = estimator.plan(trajectories, noise)
+        stopwatch.lap("plan")
+        completions = engine.complete(mains, plan.branches, noise)
+        stopwatch.lap("complete")
+        completed = completions.sequences
+        context = torch.cat([trajectories.contexts, trajectories.contexts[plan.branches.parent]])
+        scores = reward(
+            trajectories.lists() + completed.lists(),
+            batch.examples[context].tolist(),
+            batch.aligned(context),
+            trajectories.finished.tolist() + completed.finished.tolist(),
+        )
+        rewards = scores.values.to(trajectories.tokens.device)
+        stopwatch.lap("reward")
+        outputs = policy.score(select(memory, trajectories.contexts), engine.score_inputs(trajectories))
+        if outputs.shape[:2] != trajectories.tokens.shape:
+            raise _wrong_shape(outputs, trajectories)
+        logits = engine.head.logits(outputs, trajectories.tokens)
+        if check_score:
+            _check_score(engine, logits.detach(), trajectories)
+            engine.check_states(mains)
+        gradient = plan.gradient(rewards, full_precision(logits.detach()))
+        stopwatch.lap("score")
+    cost = Cost(mains.tokens + completions.tokens, mains.tokens, len(plan.branches), scores.calls)
+    return Estimate(trajectories, plan, completed, rewards, logits, gradient, len(batch), cost, stopwatch.seconds)
+
+
+def as_reward(reward: Reward | RewardFunction) -> Reward:
+    return reward if isinstance(reward, Reward) else Reward(reward)
+
+
+def as_estimator(estimator: Estimator | str) -> Estimator:
+    return make_estimator(estimator) if isinstance(estimator, str) else estimator
+
+
+def _check_score(engine: Engine, scored: Float[Tensor, "row step vocab"], trajectories: Trajectories) -> None:
+    sampled = trajectories.logits
+    if sampled.shape[2] == 0:  # a beam keeps no logits
+        return
+    if scored.shape != sampled.shape:
+        raise _wrong_shape(scored, trajectories)
+    # Log-probabilities of the tokens that were drawn: they are finite, and unaffected by a shift of the logits.
+    gap = torch.where(trajectories.mask, engine.head.gap(scored, sampled, trajectories.tokens), 0.0)
+    if not bool((gap <= score_tolerance(scored.dtype)).all()):
+        row, step = divmod(int(gap.nan_to_num(torch.inf).argmax()), gap.shape[1])
+        raise PolicyError(
+            f"policy.score and policy.step disagree: for example {int(trajectories.examples[row])} the log-probability "
+            f"of the token at step {step} differs by {float(gap[row, step]):.3g}; score(memory, tokens)[:, t] must be "
+            f"what step returns after tokens 0 … t"
+        )
+
+
+def _wrong_shape(scored: Tensor, trajectories: Trajectories) -> PolicyError:
+    shapes = f"{list(scored.shape)} where policy.step gave {list(trajectories.logits.shape)}"
+    return PolicyError(f"policy.score returned logits of shape {shapes}")
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What is told about each update."""
+    """What is recorded of an update."""
 
     update: int
     epoch: int
     reward: float  # mean over the main trajectories
     gradient_norm: float  # before clipping
     gradient_variance: float  # exponential average, see RunningVariance
-    rollouts_per_step: float  # branches, greedy baselines included, for each token of the main trajectories
-    rollouts_by_step: list[float]  # the same for each step: mean over the main trajectories that have one
-    rollouts_by_depth: list[float]  # the same for each depth of a tree, mean over the tokens that have a decision there
+    rollouts_per_step: float  # branches, greedy baselines included, per token of the main trajectories
+    rollouts_by_step: list[float]  # the same at each step: mean over the main trajectories that reach it
+    rollouts_by_depth: list[float]  # the same at each depth of a tree: mean over the tokens that have a decision there
     mean_length: float
     tokens: int  # generated so far
     reward_calls: int  # so far
@@ -45,12 +171,12 @@ class Metrics:
 class Trainer(BaseTrainer[Metrics]):
     """Fine-tunes a policy: ``for metrics in Trainer(…).run(updates=100): …``.
 
-    Gradients are clipped to ``max_grad_norm`` in norm, in the same way for every estimator, and measured before. An example's
-    noise depends on the seed, its id and the epoch. ``reward`` may be a plain function and ``estimator`` a name.
+    ``reward`` may be a plain function and ``estimator`` a name. Gradients are clipped to the norm ``max_grad_norm``, in
+    the same way for every estimator, and measured before. An example's noise depends on the seed, its id and the epoch.
 
-    With ``probe_every`` there is a light probe after every so many updates: variance and cost of the estimator in use
-    and of those named in ``probes``, on a few batches. It costs what some more updates cost, and is not
-    counted in ``seconds``, ``tokens`` or calls. What the estimator "auto" spends on its choices is.
+    Every ``probe_every`` updates, variance and cost of the current estimator and of those in ``probes`` are measured on
+    a few batches and reported as an event. That costs as much as some more updates, and is not counted in ``seconds``,
+    ``tokens`` or reward calls. What the estimator "auto" spends on its choices is.
     """
 
     def __init__(
@@ -69,120 +195,116 @@ class Trainer(BaseTrainer[Metrics]):
         clock: Clock = "wall",
         probe_every: int = 0,
         probes: Sequence[str] = (),
+        on_event: Callback = ignore,
     ):
         super().__init__(
-            engine,
-            data,
-            optimizer,
-            batch_size=batch_size,
-            max_grad_norm=max_grad_norm,
-            seed=seed,
-            device=device,
-            clock=clock,
-        )
+            engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
+            clock=clock, on_event=on_event,
+        )  # fmt: skip
         self.reward, self.estimator = as_reward(reward), as_estimator(estimator)
         self.variance = RunningVariance(variance_decay)
         self.cost = Cost()
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
 
-    def learn(self, batch: Batch) -> tuple[Estimate, int, Float[Tensor, " parameter"]]:
+    def step(self) -> Metrics:
+        started = self.now()
+        epoch, batch = self.epochs, self.next_batch()
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
-            self._choose(self.estimator)
-        sample = estimate(
-            self.engine,
-            batch,
-            self.reward,
-            self.estimator,
-            self.noise.fold(ROLLOUTS, self.epochs),
-            check_score=self.updates == 0,
-        )
+            self._choose_estimator(self.estimator)
+        noise = self.noise.fold(ROLLOUTS, epoch)
+        sample = estimate(self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0)
+        self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
+        gradient = flat_gradient(self.parameters)
+        norm = self.clip_gradients()
+        self.optimizer.step()
         self.estimator = sample.updated(self.estimator)
-        return sample, self.epochs, flat_gradient(self._parameters)
-
-    def _choose(self, auto: Auto) -> None:
-        """Let the estimator be the best of its candidates, and say so."""
-        self.estimator, choice, cost = choose(
-            auto, self.engine, self._looked_at(auto.estimates), self.reward, self._probe_noise, self.updates, self._now
-        )
-        self.cost += cost
-        self.news.append(Event("choice", {**asdict(choice), "reason": choice.reason}))
-
-    def _probe(self) -> None:
-        """Look at the estimator in use beside some others."""
-        estimators = {"in use": self.estimator, **self.probes}
-        batches = self._looked_at(PROBED)
-        seen, _, _ = glance(self.engine, batches, self.reward, estimators, self._probe_noise, self._now)
-        self.news.append(Event("probe", {"update": self.updates, "seen": [asdict(each) for each in seen]}))
-
-    @property
-    def _probe_noise(self) -> Noise:
-        return self.noise.fold(PROBES, self.updates)
-
-    def _looked_at(self, estimates: int) -> Iterator[Batch]:
-        """Batches for a probe: other ones than training has at the moment, if there are any."""
-        rounds = (self.data.epoch(self.batch_size, self._probe_noise.fold(i), self.device) for i in count())
-        return islice(chain.from_iterable(rounds), LEARNING + estimates)
-
-    def record(self, outcome: tuple[Estimate, int, Float[Tensor, " parameter"]], norm: float) -> Metrics:
-        sample, epoch, gradient = outcome
-        if self.probe_every and self.updates % self.probe_every == 0:
-            self._probe()
-        variance = self.variance.add(gradient)
+        self.count_update(started)
         self.cost += sample.cost
         self.tokens = self.cost.tokens
+        if self.probe_every and self.updates % self.probe_every == 0:
+            self._probe_estimators()
         return Metrics(
             update=self.updates,
             epoch=epoch,
             reward=sample.mean_reward,
             gradient_norm=norm,
-            gradient_variance=variance,
+            gradient_variance=self.variance.add(gradient),
             rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
             rollouts_by_step=rollouts_by_step(sample),
             rollouts_by_depth=rollouts_by_depth(sample),
             mean_length=float(sample.trajectories.lengths.double().mean()),
-            tokens=self.cost.tokens,
+            tokens=self.tokens,
             reward_calls=self.cost.reward_calls,
             seconds=self.seconds,
         )
+
+    def _choose_estimator(self, auto: Auto) -> None:
+        """Let "auto" use the best of its candidates from here on."""
+        from corollout.training.probes import choose_estimator  # probes make estimates, so they import this module
+
+        batches, noise = self._probe_batches(auto.estimates), self._probe_noise
+        choice = choose_estimator(auto, self.engine, batches, self.reward, noise, self.updates, self.now)
+        self.estimator = choice.estimator
+        self.cost += choice.cost
+        self.on_event(Event("choice", choice.record()))
+
+    def _probe_estimators(self) -> None:
+        """Measure the current estimator beside some others."""
+        from corollout.training.probes import PROBE_ESTIMATES, probe_estimators
+
+        estimators = {"in use": self.estimator, **self.probes}
+        batches, noise = self._probe_batches(PROBE_ESTIMATES), self._probe_noise
+        probes, _, _ = probe_estimators(self.engine, batches, self.reward, estimators, noise, self.now)
+        seen = [probe.record(name) for name, probe in probes.items()]
+        self.on_event(Event("probe", {"update": self.updates, "seen": seen}))
+
+    @property
+    def _probe_noise(self) -> Noise:
+        return self.noise.fold(PROBES, self.updates)
+
+    def _probe_batches(self, estimates: int) -> Iterator[Batch]:
+        """Batches for a probe: others than those of training at the moment, if there are any; one more to warm up."""
+        epochs = (self.data.epoch(self.batch_size, self._probe_noise.fold(i), self.device) for i in count())
+        return islice(chain.from_iterable(epochs), 1 + estimates)
 
     def extra_state(self) -> State:
         moments = {"mean": self.variance.mean, "square": self.variance.square}
         tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
         if isinstance(self.estimator, Adaptive):
-            tensors |= {_LEARNED + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
-        return State(tensors, {"cost": vars(self.cost), "count": self.variance.count})
+            tensors |= {_ESTIMATOR + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
+        return State(tensors, {"cost": asdict(self.cost), "count": self.variance.count})
 
     def load_extra_state(self, state: State) -> None:
+        tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.cost = Cost(**state.values["cost"])
         self.variance.count = state.values["count"]
-        self.variance.mean, self.variance.square = (
-            moment if moment is None else moment.to(self.device, copy=True)
-            for moment in (state.tensors.get("mean"), state.tensors.get("square"))
-        )
+        self.variance.mean, self.variance.square = tensors.get("mean"), tensors.get("square")
         if isinstance(self.estimator, Adaptive):
-            learned = {name: tensor for name, tensor in state.tensors.items() if name.startswith(_LEARNED)}
             self.estimator = self.estimator.load_state_dict(
-                {name.removeprefix(_LEARNED): tensor.to(self.device, copy=True) for name, tensor in learned.items()}
+                {name.removeprefix(_ESTIMATOR): t for name, t in tensors.items() if name.startswith(_ESTIMATOR)}
             )
 
 
+_ESTIMATOR = "estimator/"  # prefix of an adaptive estimator's tensors in a state
+
+
 def rollouts_by_step(sample: Estimate) -> list[float]:
-    """Branches that depart at each step, for each main trajectory that has it."""
+    """Branches that depart at each step, per main trajectory that reaches it."""
     lengths = sample.trajectories.lengths
     steps = int(lengths.max()) if len(lengths) else 0
-    there = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
+    reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
     departing = torch.bincount(sample.plan.branches.step, minlength=steps)
-    return [round(share, 4) for share in (departing[:steps] / there).tolist()]
+    return [round(mean, 4) for mean in (departing[:steps] / reaching).tolist()]
 
 
 def rollouts_by_depth(sample: Estimate) -> list[float]:
-    """Branches that leave the way down the tree at each depth, for each token with a decision there; [] for no tree."""
-    made, branches = sample.trajectories.decisions, sample.plan.branches
-    if made is None:
+    """Branches that leave a token's path at each depth of a tree, per token that decides there; [] without a tree."""
+    decisions, branches = sample.trajectories.decisions, sample.plan.branches
+    if decisions is None:
         return []
-    here = (branches.parent, branches.step)
-    departing = ((made.other[here] == branches.token[:, None]) & made.there[here]).sum(0)
-    there = (made.there & sample.trajectories.mask[:, :, None]).sum((0, 1))
-    return [round(share, 4) for share in (departing / there.clamp(min=1)).tolist()]
+    cell = (branches.parent, branches.step)
+    departing = ((decisions.other[cell] == branches.token[:, None]) & decisions.valid[cell]).sum(0)
+    reaching = (decisions.valid & sample.trajectories.mask[:, :, None]).sum((0, 1))
+    return [round(mean, 4) for mean in (departing / reaching.clamp(min=1)).tolist()]

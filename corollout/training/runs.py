@@ -1,8 +1,8 @@
-"""One run, one directory: what it was told, what it measured, and where it can go on.
+"""One run, one directory: its settings, what it measured, and the checkpoints from which it can be resumed.
 
 ``config.toml``, ``metrics.jsonl``, ``events/`` for TensorBoard, ``checkpoints/``, ``best.safetensors``,
-``summary.json`` when it is finished, and ``lock``, which one writer holds. Killed at any instant, a run can be opened
-again; what it measured after its last checkpoint is then forgotten, because it will be measured again.
+``summary.json`` when it is finished, and ``lock``, which the writer holds. A run that is killed at any instant can be
+resumed; what it recorded after its last checkpoint is then dropped, because it will be recorded again.
 """
 
 import fcntl
@@ -12,28 +12,29 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from corollout.config import read_toml, toml_text
 from corollout.errors import InputError
-from corollout.training.checkpoints import State, newest_checkpoint, replace_file, write_checkpoint
+from corollout.events import Callback, ignore, warning
+from corollout.files import make_folder, os_errors, read_bytes, read_json, write_file, write_json
+from corollout.training.checkpoints import State, newest_checkpoint, write_checkpoint
 
 
 class Run:
     """A run directory: ``with Run.create(directory, config) as run: …`` or ``Run.open(directory, resume=True)``.
 
-    A writer holds the lock of the directory until it closes or dies; readers need none, also while a writer is at work.
+    A writer holds the lock of the directory until it closes or dies; readers need none, even while a run is written.
     """
 
     def __init__(self, directory: Path, config: dict[str, Any], lock: "_Lock | None"):
         self.directory, self.config = directory, config
         self._lock = lock
         self._metrics: IO[bytes] | None = None
-        self._events: _Events | None = None
+        self._events: _EventFile | None = None
         self._purge_step: int | None = None
 
     @classmethod
@@ -41,70 +42,57 @@ class Run:
         """Begin a run in a directory that holds none."""
         directory = Path(directory)
         text = toml_text(config)
-        refuse_a_run(directory)
-        try:
+        require_no_run(directory)
+        with _writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             lock = _Lock(directory)
-        except OSError as error:
-            raise _cannot_write(directory, error) from error
         try:
-            refuse_a_run(directory)  # another process may have been faster
-            # The settings come last: with them the directory holds a run.
-            (directory / "events").mkdir(exist_ok=True)
-            replace_file(directory / "config.toml", text.encode())
+            require_no_run(directory)  # another process may have been faster
+            make_folder(directory / "events")
+            write_file(directory / "config.toml", text)  # last: a directory with a config.toml holds a run
             return cls(directory, read_toml(directory / "config.toml"), lock)
-        except BaseException as error:
-            lock.release()
-            if isinstance(error, OSError):
-                raise _cannot_write(directory, error) from error
+        except BaseException:
+            lock.close()
             raise
 
     @classmethod
     def open(cls, directory: Path | str, resume: bool = False) -> "Run":
-        """Open a run that exists: to go on with it (then :meth:`load` comes first), or only to read it."""
+        """Open an existing run: to resume it (then call :meth:`load` first), or only to read it."""
         directory = Path(directory)
         if not (directory / "config.toml").exists():
-            raise InputError(f"{directory} holds no run: it has no config.toml")
+            raise InputError(f"{directory} is not a run directory: it has no config.toml")
         config = read_toml(directory / "config.toml")
         if not resume:
             return cls(directory, config, None)
-        try:
+        with _writing(directory):
             return cls(directory, config, _Lock(directory))
-        except OSError as error:
-            raise _cannot_write(directory, error) from error
 
     @property
     def best(self) -> Path:
-        """Where the weights that were best on the validation data are kept."""
+        """The file of the weights that were best on the validation data."""
         return self.directory / "best.safetensors"
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
         return self.directory / "checkpoints"
 
     @property
-    def finished(self) -> dict[str, Any] | None:
-        """What :meth:`finish` wrote, or None."""
+    def summary(self) -> dict[str, Any] | None:
+        """What :meth:`finish` wrote; None if the run is not finished."""
         path = self.directory / "summary.json"
-        try:
-            return json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read the summary {path}: {error}; remove it if the run is to go on") from error
+        return read_json(path, "remove it to resume the run") if path.exists() else None
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
-        """Append a line to ``metrics.jsonl``, and the numbers in it to TensorBoard at the step ``record["update"]``.
+        """Append a line to ``metrics.jsonl``, and its numbers to TensorBoard at the step ``record["update"]``.
 
-        JSON has no infinities and nothing for what is not a number: both become null.
+        Infinities and NaN, which JSON does not have, become null.
         """
         if "kind" in record:
-            raise InputError("a record must not have an entry 'kind': its kind is given beside it")
+            raise InputError("a record must not have an entry 'kind': it is an argument of its own")
         entries = _finite({"kind": kind, **record})
         line = json.dumps(entries, allow_nan=False) + "\n"
         metrics = self._metrics_file()
-        try:
+        with _writing(self.directory):
             metrics.write(line.encode())
             metrics.flush()
             update = record.get("update")
@@ -114,114 +102,87 @@ class Run:
                     for name, value in entries.items()
                     if isinstance(value, int | float) and not isinstance(value, bool) and name != "update"
                 }
-                self._event_file().scalars(update, numbers)
-        except OSError as error:
-            raise _cannot_write(self.directory, error) from error
+                self._events = self._events or _EventFile(self.directory / "events", self._purge_step)
+                self._events.scalars(update, numbers)
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All records of a kind, or of every kind, in their order. A last line that is not complete is left out."""
+        """All records of a kind, or of every kind, in their order. An incomplete last line is left out."""
         path = self.directory / "metrics.jsonl"
-        try:
-            lines = path.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        found = []
+        lines = read_bytes(path).split(b"\n")[:-1] if path.exists() else []
+        records = []
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise InputError(f"{path}, line {number}: this is no JSON ({error})") from error
+                raise InputError(f"{path}, line {number} is not valid JSON ({error})") from error
             if kind is None or record["kind"] == kind:
-                found.append(record)
-        return found
+                records.append(record)
+        return records
 
-    def save(self, step: int, state: State, keep: int = 2) -> None:
-        """Write a checkpoint after ``step`` updates, which also knows what had been measured by then."""
+    def save(self, step: int, state: State) -> None:
+        """Write a checkpoint after ``step`` updates, together with the length of the metrics at that point."""
         metrics = self._metrics_file()
-        try:
+        with _writing(self.directory):
             metrics.flush()
             os.fsync(metrics.fileno())
             length = os.fstat(metrics.fileno()).st_size
-        except OSError as error:
-            raise _cannot_write(self.directory, error) from error
-        write_checkpoint(self.checkpoints, step, State(state.tensors, {"metrics": length, "state": state.values}), keep)
+        write_checkpoint(self.checkpoints, step, State(state.tensors, {"metrics": length, "state": state.values}))
 
-    def load(self, warn: Callable[[str], None]) -> tuple[int, State] | None:
-        """Step and state of the newest checkpoint that is whole; None if the run was stopped before its first.
+    def load(self, on_event: Callback = ignore) -> tuple[int, State] | None:
+        """Step and state of the newest complete checkpoint; None if the run was stopped before its first.
 
-        When the run goes on, all that was measured later is forgotten.
+        If the run is resumed, all records after the checkpoint are dropped.
         """
-        found = newest_checkpoint(self.checkpoints, warn)
-        length, step = (0, -1) if found is None else (found[1].values["metrics"], found[0])
+        checkpoint = newest_checkpoint(self.checkpoints, on_event)
+        step, length = (-1, 0) if checkpoint is None else (checkpoint[0], checkpoint[1].values["metrics"])
         if self._lock is not None:
-            self._forget(length, warn)
-            self._purge_step = step + 1
-        if found is None:
+            metrics = self._metrics_file()
+            if os.fstat(metrics.fileno()).st_size < length:
+                path = self.directory / "metrics.jsonl"
+                on_event(warning(f"{path} is shorter than at the checkpoint: some records are lost"))
+            else:
+                metrics.truncate(length)
+            if self._events is not None:
+                self._events.close()
+            self._events, self._purge_step = None, step + 1
+        if checkpoint is None:
             return None
-        return step, State(found[1].tensors, found[1].values["state"])
+        return step, State(checkpoint[1].tensors, checkpoint[1].values["state"])
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Say that the run is complete, and what came out."""
-        self._writer()
-        text = json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n"
-        try:
-            replace_file(self.directory / "summary.json", text.encode())
-        except OSError as error:
-            raise _cannot_write(self.directory, error) from error
+        """Record that the run is complete, and its results."""
+        self._require_writer()
+        write_json(self.directory / "summary.json", _finite(summary))
 
     def close(self) -> None:
-        """Close all files and let go of the lock; closing again does nothing."""
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._events is not None:
-            self._events.close()
-        if self._lock is not None:
-            self._lock.release()
+        """Close all files and release the lock; closing again does nothing."""
+        for resource in (self._metrics, self._events, self._lock):
+            if resource is not None:
+                resource.close()
         self._metrics = self._events = self._lock = None
 
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _writer(self) -> None:
+    def _require_writer(self) -> None:
         if self._lock is None:
-            raise InputError(f"the run {self.directory} is closed or was opened only to be read")
+            raise InputError(f"the run {self.directory} is closed, or was opened for reading only")
 
     def _metrics_file(self) -> IO[bytes]:
-        self._writer()
+        self._require_writer()
         if self._metrics is None:
-            try:
+            with _writing(self.directory):
                 self._metrics = (self.directory / "metrics.jsonl").open("ab")
-                _cut_torn_line(self._metrics)
-            except OSError as error:
-                raise _cannot_write(self.directory, error) from error
+                # A sudden stop may leave a last line without an end.
+                self._metrics.truncate((self.directory / "metrics.jsonl").read_bytes().rfind(b"\n") + 1)
         return self._metrics
-
-    def _event_file(self) -> "_Events":
-        if self._events is None:
-            self._events = _Events(self.directory / "events", self._purge_step)
-        return self._events
-
-    def _forget(self, length: int, warn: Callable[[str], None]) -> None:
-        metrics = self._metrics_file()
-        have = os.fstat(metrics.fileno()).st_size
-        if have < length:
-            warn(f"{self.directory / 'metrics.jsonl'} is shorter than at the checkpoint; what is missing stays missing")
-        else:
-            metrics.truncate(length)
-        if self._events is not None:
-            self._events.close()
-            self._events = None
 
 
 class _Lock:
-    """The lock of a run directory. The kernel lets go of it when its holder dies."""
+    """The lock of a run directory. The kernel releases it when its holder dies."""
 
     def __init__(self, directory: Path):
         self._file: IO[str] | None = (directory / "lock").open("a+")
@@ -242,7 +203,7 @@ class _Lock:
         self._file.flush()
         _locks.add(self)
 
-    def release(self) -> None:
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -251,29 +212,29 @@ class _Lock:
 _locks: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
 
 
-def _leave_locks() -> None:
-    """A forked process must not hold the lock of its parent, whom it may outlive."""
+def _release_locks() -> None:
+    """A forked process must not hold the lock of its parent, which it may outlive."""
     for lock in list(_locks):
-        lock.release()
+        lock.close()
 
 
-os.register_at_fork(after_in_child=_leave_locks)
+os.register_at_fork(after_in_child=_release_locks)
 
 
-class _Events:
-    """A file of TensorBoard events, written at once and by no thread, so that nothing waits when we are killed."""
+class _EventFile:
+    """A file of TensorBoard events, written immediately and without a thread, so that a kill loses nothing."""
 
     def __init__(self, folder: Path, purge_step: int | None):
-        # Imported here: a reader does without. Their classes are made at run time, where no type checker sees them.
+        # Imported here: readers do not need it. Its classes are generated at run time, invisible to a type checker.
         writer: Any = importlib.import_module("tensorboardX.event_file_writer")
         self._event: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         self._summary: Any = importlib.import_module("tensorboardX.proto.summary_pb2").Summary
         folder.mkdir(exist_ok=True)
-        # Names have seconds in them: the number keeps a quick restart from writing over the file before.
+        # Names contain seconds: the number keeps a quick restart from overwriting the previous file.
         number = len(list(folder.iterdir()))
         self._writer: Any = writer.EventsWriter(str(folder / "events"), f".{number:04d}")
         if purge_step is not None:
-            # TensorBoard then hides what earlier files say about this step and later ones.
+            # TensorBoard then hides what earlier files have for this step and later ones.
             start = self._event.SessionLog(status=self._event.SessionLog.START)
             self._write(step=purge_step, session_log=start)
 
@@ -289,26 +250,19 @@ class _Events:
         self._writer.flush()
 
 
-def refuse_a_run(directory: Path) -> None:
-    """A new run needs a directory without one."""
+def require_no_run(directory: Path) -> None:
+    """A new run needs a directory that holds none."""
     if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is no directory: choose another for the run")
+        raise InputError(f"{directory} is not a directory: choose another one for the run")
     for name in ("config.toml", "metrics.jsonl", "checkpoints"):
         if (directory / name).exists():
             raise InputError(
-                f"{directory} already holds a run ({name}): go on with it by --resume, or choose another directory"
+                f"{directory} already holds a run ({name}): resume it with --resume, or choose another directory"
             )
 
 
-def _cannot_write(directory: Path, error: OSError) -> InputError:
-    return InputError(f"cannot write to the run directory {directory}: {error.strerror or error}")
-
-
-def _cut_torn_line(file: IO[bytes]) -> None:
-    """Remove a last line without an end, which a sudden stop may leave."""
-    with Path(file.name).open("rb") as reader:
-        complete = reader.read().rfind(b"\n") + 1
-    file.truncate(complete)
+def _writing(directory: Path) -> AbstractContextManager[None]:
+    return os_errors(f"write to the run directory {directory}")
 
 
 def _finite(value: Any) -> Any:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from corollout.config import option
-from corollout.training.base import Clock
-from corollout.training.fit import Unit
+from corollout.training.base import Clock, Unit
 
 
 @dataclass(frozen=True)

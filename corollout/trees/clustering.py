@@ -1,9 +1,7 @@
-"""Trees from vectors of the tokens: tokens that are alike share most of their paths.
+"""Trees from vectors of the tokens: similar tokens share most of their paths.
 
-The paper calls them tree_WV, if the vectors are word vectors, and tree_DIS, if they are a captioner's embeddings.
+The paper calls them tree_WV if the vectors are word vectors, and tree_DIS if they are a captioner's embeddings.
 """
-
-from typing import Literal, get_args
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
@@ -13,40 +11,40 @@ from corollout.errors import InputError
 from corollout.trees.building import check_max_depth, children_of_merges, limited, rebalanced, relabelled
 from corollout.trees.tree import Tree, preorder, renumbered
 
-Method = Literal["ward", "complete", "average"]
-_BYTES_OF_A_PAIR = 16  # a distance, which scipy copies once
-_SAME_HEIGHT = 1e-9  # merges whose heights differ by a smaller part than this one happen at the same height
-_GROUP = 256  # so many tokens or fewer are clustered, not cut in two
-_SMALLEST_PART = 8  # a cut leaves at least an eighth on each side: a few outliers shall not cost a level each
+METHODS = ("ward", "complete", "average")
+_BYTES_OF_A_PAIR = 16  # a distance; scipy copies it once
+_SAME_HEIGHT = 1e-9  # relative difference up to which two merges count as tied
+_GROUP = 256  # tokens up to which a part is clustered instead of cut in two
+_SMALLEST_PART = 8  # a cut leaves at least an eighth on each side: outliers must not cost a level each
 _POWER_STEPS, _MEANS_STEPS = 8, 16
 
 
 def cluster_memory(size: int) -> int:
-    """The bytes that :func:`cluster_tree` needs for V tokens, about 8 V²: all distances, twice."""
+    """The memory in bytes that :func:`cluster_tree` needs for V tokens, about 8 V²: all distances, twice."""
     return _BYTES_OF_A_PAIR * (size * (size - 1) // 2)
 
 
 def cluster_tree(
     vectors: np.ndarray, method: str = "ward", max_depth: int | None = None, memory: float | int = 4e9
 ) -> Tree:
-    """The tree of agglomerative clustering: the two nearest clusters are joined, again and again, until one is left.
+    """The tree of agglomerative clustering: the two nearest clusters are joined until one is left.
 
     ``vectors`` is [token, dimension]; distances are Euclidean, between clusters by Ward's criterion (``"ward"``), by
-    their two most distant members (``"complete"``) or by the mean over all pairs (``"average"``). Where several
-    merges are equally near, as those of equal vectors are, their subtree is balanced.
+    their two most distant members (``"complete"``) or by the mean over all pairs (``"average"``). Where merges are
+    tied, as for equal vectors, their subtree is balanced.
 
-    It takes time and memory in V²: about 8 V² bytes (V = 10,000: 0.8 GB, V = 50,000: 20 GB). More than ``memory``
-    bytes are refused; :func:`bisect_tree` needs no more than a copy of the vectors. With ``max_depth``, see
+    Time and memory are quadratic: about 8 V² bytes (V = 10,000: 0.8 GB, V = 50,000: 20 GB). More than ``memory`` bytes
+    are refused; :func:`bisect_tree` needs only a copy of the vectors. For ``max_depth`` see
     :func:`corollout.trees.limited`.
     """
-    if method not in get_args(Method):
-        raise InputError(f"no method of clustering is called {method!r}: choose one of {', '.join(get_args(Method))}")
+    if method not in METHODS:
+        raise InputError(f"unknown clustering method {method!r}: choose one of {', '.join(METHODS)}")
     vectors = _checked(vectors)
     check_max_depth(len(vectors), max_depth)
-    if cluster_memory(len(vectors)) > memory:
+    if (needed := cluster_memory(len(vectors))) > memory:
         raise InputError(
-            f"clustering {len(vectors):,} tokens needs {cluster_memory(len(vectors)) / 1e9:,.1f} GB of memory, and "
-            f"{memory / 1e9:,.1f} are allowed: take the method bisect (bisect_tree), or allow more (memory=…)"
+            f"clustering {len(vectors):,} tokens needs {needed / 1e9:,.1f} GB of memory, and {memory / 1e9:,.1f} GB "
+            "are allowed: use the method bisect (bisect_tree), or allow more (memory=…)"
         )
     tree = _clustered(vectors, method)
     return tree if max_depth is None else limited(tree, max_depth)
@@ -55,12 +53,11 @@ def cluster_tree(
 def bisect_tree(vectors: np.ndarray, max_depth: int | None = None) -> Tree:
     """The tree of recursive bisection: 2-means cuts the tokens in two, then each part, until parts are small.
 
-    The means start from a cut through the centre across the principal axis, so nothing is random. No part is smaller
-    than an eighth of both, so that there are O(log V) cuts above a token. Parts of up to 256 tokens are clustered by
-    Ward's criterion.
-    Memory is about that of the vectors (one copy of them, besides V numbers), time is about V · dimension · depth:
-    this is for vocabularies for which :func:`cluster_tree` is too large. With ``max_depth`` a cut is moved along its
-    axis as far as is needed for both parts to fit; small parts are treated as by :func:`corollout.trees.limited`.
+    The means start from a cut through the centre across the principal axis, so nothing is random. A part has at least
+    an eighth of the tokens, so that there are O(log V) cuts above a token. Parts of up to 256 tokens are clustered by
+    Ward's criterion. Memory is one copy of the vectors, time about V · dimension · depth: use this for vocabularies
+    that are too large for :func:`cluster_tree`. With ``max_depth`` a cut is moved along its axis until both parts fit;
+    small parts are treated as by :func:`corollout.trees.limited`.
     """
     vectors = _checked(vectors)
     check_max_depth(len(vectors), max_depth)
@@ -77,30 +74,27 @@ def bisect_tree(vectors: np.ndarray, max_depth: int | None = None) -> Tree:
             children[node : node + len(below)] = np.where(below >= 0, below + node, below)
             continue
         along, left = _cut(vectors[part])
-        if room is not None:
-            most = 1 << min(room - 1, 62)
-            left = min(max(left, len(part) - most), most)
         part[:] = part[along]
-        room = None if room is None else room - 1
+        if room is not None:
+            room -= 1
+            most = 1 << min(room, 62)
+            left = min(max(left, len(part) - most), most)
         for bit, number, begin, stop in ((0, node + 1, start, start + left), (1, node + left, start + left, end)):
-            if stop - begin == 1:
-                children[node, bit] = ~order[begin]
-            else:
-                children[node, bit] = number
+            children[node, bit] = number if stop - begin > 1 else ~order[begin]
+            if stop - begin > 1:
                 waiting.append((number, begin, stop, room))
     return Tree(children)
 
 
 def _checked(vectors: np.ndarray) -> np.ndarray:
     if vectors.ndim != 2 or 0 in vectors.shape:
-        raise InputError(f"vectors are an array [token, dimension], not one of shape {vectors.shape}")
+        raise InputError(f"vectors must be an array [token, dimension], not of shape {vectors.shape}")
     vectors = vectors if vectors.dtype == np.float32 else vectors.astype(np.float64, copy=False)
-    # Row by row would be slow, and a mask of all entries large: a sum is finite if no entry is otherwise.
+    # Checking row by row would be slow, and a mask of all entries large: check the sums first.
     with np.errstate(over="ignore", invalid="ignore"):
         suspects = (~np.isfinite(vectors.sum(1))).nonzero()[0]
-    for token in suspects:
-        if not np.isfinite(vectors[token]).all():
-            raise InputError(f"the vector of token {token} has entries that are not finite numbers")
+    if wrong := [token for token in suspects if not np.isfinite(vectors[token]).all()]:
+        raise InputError(f"the vector of token {wrong[0]} has non-finite entries")
     return vectors
 
 
@@ -109,7 +103,7 @@ def _clustered(vectors: np.ndarray, method: str) -> Tree:
         return Tree(np.empty((0, 2), np.int32))
     distances = pdist(vectors)
     if not np.isfinite(distances.max()):
-        raise InputError("the vectors are so large that their distances are not finite: scale them down")
+        raise InputError("the distances between the vectors are not finite: scale the vectors down")
     merges = linkage(distances, method)
     children = children_of_merges(merges[:, :2].astype(np.int64))
     number = preorder(children)
@@ -120,7 +114,7 @@ def _clustered(vectors: np.ndarray, method: str) -> Tree:
 
 
 def _tied(merges: np.ndarray) -> np.ndarray:
-    """Which clusters have come about by merges at one height only, so that these could have been any others."""
+    """Which clusters consist of tied merges only, whose order is arbitrary."""
     size, heights = len(merges) + 1, merges[:, 2].tolist()
     lowest: list[float] = []
     for (one, other), height in zip(merges[:, :2].astype(np.int64).tolist(), heights, strict=True):
@@ -129,16 +123,18 @@ def _tied(merges: np.ndarray) -> np.ndarray:
 
 
 def _cut(vectors: np.ndarray) -> tuple[np.ndarray, int]:
-    """The order of vectors along an axis, and how many of them are on the one side of the best cut across it.
+    """The order of the vectors along an axis, and how many are to the left of the best cut across it.
 
     The vectors are overwritten.
     """
     halves = np.arange(len(vectors)), (len(vectors) + 1) // 2
     if not np.ptp(vectors, axis=0).any():
         return halves
-    # Whatever their size, squares shall be neither zero nor infinite.
+    # Scaled so that squares neither underflow nor overflow.
     vectors /= max(vectors.max(), -vectors.min())
     vectors -= vectors.mean(0, dtype=np.float64)
+    if not vectors.any():  # the vectors differ only by rounding
+        return halves
     vectors /= max(vectors.max(), -vectors.min())
     axis = vectors[np.einsum("td,td->t", vectors, vectors).argmax()]
     for _ in range(_POWER_STEPS):
@@ -148,7 +144,7 @@ def _cut(vectors: np.ndarray) -> tuple[np.ndarray, int]:
     right, total = along > 0, vectors.sum(0)
     for _ in range(_MEANS_STEPS):
         count = int(right.sum())
-        if count in (0, len(vectors)):  # the vectors differ by no more than rounding
+        if count in (0, len(vectors)):  # as above
             return halves
         above = right.astype(vectors.dtype) @ vectors
         upper, lower = above / count, (total - above) / (len(vectors) - count)

@@ -1,8 +1,7 @@
-"""Trees as files: safetensors with one array and a few words about it. Nothing in them can run when they are read."""
+"""Trees as files: safetensors with one array and some metadata. Reading one runs no code."""
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,17 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from corollout.errors import InputError
+from corollout.files import os_errors, write_file
 from corollout.trees.tree import Tree
 
 KIND, VERSION = "vocabulary tree", 1
-_ABOUT, _CHILDREN = "corollout", "children"
+_META, _CHILDREN = "corollout", "children"
+_REBUILD = "build it again with `corollout tree build`"
 
 
 @dataclass(frozen=True)
 class StoredTree:
-    """A tree, how it was made, and a digest of the words that its tokens stand for, if they are known."""
+    """A tree, how it was built, and a digest of its vocabulary, if that is known."""
 
     tree: Tree
     builder: str
@@ -29,71 +30,49 @@ class StoredTree:
 
 
 def words_digest(words: Sequence[str]) -> str:
-    """A digest of a vocabulary, words being in the order of their ids."""
+    """A digest of a vocabulary: the words in the order of their ids."""
     return hashlib.blake2b(json.dumps(list(words)).encode(), digest_size=20).hexdigest()
 
 
 def save_tree(path: Path | str, tree: Tree, builder: str, words: Sequence[str] | None = None) -> None:
-    """Write a tree, how it was made, and of which words; the file is replaced at once."""
-    if words is not None:
-        _check_size(tree, words, "the tree")
-    about: dict[str, Any] = {
-        "kind": KIND,
-        "version": VERSION,
-        "builder": builder,
-        "vocabulary": None if words is None else words_digest(words),
-    }
-    about["digest"] = _digest(about, tree.children)
-    data = safetensors.numpy.save({_CHILDREN: tree.children}, {_ABOUT: json.dumps(about)})
-    target = Path(path)
-    temporary = target.with_name(f".temporary-{target.name}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise InputError(f"cannot write the tree {target}: {error.strerror or error}") from error
+    """Write a tree, how it was built, and a digest of its words, atomically."""
+    _check_size(tree, words, "the tree")
+    vocabulary = None if words is None else words_digest(words)
+    meta: dict[str, Any] = {"kind": KIND, "version": VERSION, "builder": builder, "vocabulary": vocabulary}
+    meta["digest"] = _digest(meta, tree.children)
+    data = safetensors.numpy.save({_CHILDREN: tree.children}, {_META: json.dumps(meta)})
+    write_file(Path(path), data, what="the tree ")
 
 
 def load_tree(path: Path | str, words: Sequence[str] | None = None) -> StoredTree:
-    """Read what :func:`save_tree` wrote. With ``words``, a tree of another vocabulary is refused."""
-    again = "build it again with `corollout tree build`"
+    """Read a file written by :func:`save_tree`. With ``words``, a tree of another vocabulary is an error."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get(_ABOUT)
-            about = {} if text is None else json.loads(text)
-            if not isinstance(about, dict) or about.get("kind") != KIND:
-                raise InputError(f"{path} is a safetensors file, but not of a vocabulary tree: {again}")
-            if about.get("version") != VERSION:
-                raise InputError(
-                    f"{path} is a vocabulary tree of version {about.get('version')!r}, and this code reads {VERSION}: "
-                    f"{again}"
-                )
+        with os_errors(f"read the tree {path}"), safe_open(path, framework="numpy") as file:
+            meta = json.loads((file.metadata() or {}).get(_META, "null"))
+            if not isinstance(meta, dict) or meta.get("kind") != KIND:
+                raise InputError(f"{path} is a safetensors file but not a vocabulary tree: {_REBUILD}")
+            if (version := meta.get("version")) != VERSION:
+                raise InputError(f"{path} is a tree of format version {version!r}, not {VERSION}: {_REBUILD}")
             children: np.ndarray = file.get_tensor(_CHILDREN)
-    except OSError as error:
-        raise InputError(f"cannot read the tree {path}: {error.strerror or error}") from error
+    except InputError:
+        raise
     except (SafetensorError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is damaged, or no file of a tree ({error}): {again}") from error
-    if about.pop("digest", None) != _digest(about, children):
-        raise InputError(f"{path} is damaged (its content does not match its digest): {again}")
-    stored = StoredTree(Tree(children), about["builder"], about["vocabulary"])
-    if words is not None:
-        _check_size(stored.tree, words, str(path))
-        if stored.vocabulary not in (None, words_digest(words)):
-            raise InputError(f"{path} is a tree of another vocabulary with {len(words):,} words as well: {again}")
+        raise InputError(f"{path} is damaged or not a vocabulary tree ({error}): {_REBUILD}") from error
+    if meta.pop("digest", None) != _digest(meta, children):
+        raise InputError(f"{path} is damaged (its content does not match its digest): {_REBUILD}")
+    stored = StoredTree(Tree(children), meta["builder"], meta["vocabulary"])
+    _check_size(stored.tree, words, str(path))
+    if words is not None and stored.vocabulary not in (None, words_digest(words)):
+        raise InputError(f"{path} is a tree of another vocabulary of {len(words):,} words: {_REBUILD}")
     return stored
 
 
-def _check_size(tree: Tree, words: Sequence[str], name: str) -> None:
-    if len(words) != tree.size:
+def _check_size(tree: Tree, words: Sequence[str] | None, name: str) -> None:
+    if words is not None and len(words) != tree.size:
         raise InputError(f"{name} has {tree.size:,} tokens, but the vocabulary has {len(words):,}")
 
 
-def _digest(about: dict[str, Any], children: np.ndarray) -> str:
-    digest = hashlib.blake2b(json.dumps([about, str(children.dtype), children.shape]).encode(), digest_size=20)
+def _digest(meta: dict[str, Any], children: np.ndarray) -> str:
+    digest = hashlib.blake2b(json.dumps([meta, str(children.dtype), children.shape]).encode(), digest_size=20)
     digest.update(np.ascontiguousarray(children).tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Word vectors from the usual text files: GloVe's, word2vec's and fastText's."""
+"""Word vectors from text files of GloVe, word2vec and fastText."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,79 +8,70 @@ from pathlib import Path
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.files import os_errors
 
-_FEWEST_LETTERS = 4  # of a beginning by which words are taken to be related
+_SHORTEST_STEM = 4  # letters that related words share at least
 _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
 
 
 def word_vectors(path: Path | str, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """float32[word, dimension] and bool[word]: the vectors of words, and for which of them the file has one.
+    """float32[word, dimension] and bool[word]: the vectors of words, and which of them the file contains.
 
-    Each line is a word and its numbers, with blanks between them; a first line with the number of words and the
-    dimension is allowed. Of a word that is there twice the first line counts. A word that the file does not have gets
-    the mean vector of its relatives: the words with a vector that begin like it, for as long as any does, but at
-    least for four letters and for half the word. Without relatives it gets the mean of all. Words that get the same
-    vector are neighbours in a tree.
+    Each line is a word and its numbers, separated by blanks; a first line with the number of words and the dimension
+    is allowed. If a word occurs twice, the first line counts. A word that is missing gets the mean vector of the words
+    that share the longest prefix with it, at least four letters and half the word, or else the mean of all vectors.
+    Words with the same vector are neighbours in a tree.
     """
-    found = _read(Path(path), set(words))
-    if not found:
-        raise InputError(
-            f"{path} has a vector for none of the {len(words):,} words: is it of the same language and case?"
-        )
-    known = np.array([word in found for word in words], bool)
-    vectors = np.empty((len(words), len(next(iter(found.values())))), np.float32)
-    vectors[known] = [found[word] for word in words if word in found]
-    relatives = _Relatives(found)
-    for place in (~known).nonzero()[0].tolist():
-        vectors[place] = relatives.mean(words[place])
+    table = _read(Path(path), set(words))
+    if not table:
+        raise InputError(f"{path} has vectors for none of the {len(words):,} words: check its language and case")
+    known = np.array([word in table for word in words], bool)
+    vectors = np.empty((len(words), len(next(iter(table.values())))), np.float32)
+    vectors[known] = [table[word] for word in words if word in table]
+    names = sorted(table)
+    alphabetical = np.stack([table[name] for name in names])
+    mean = alphabetical.mean(0, dtype=np.float64)
+    for index in (~known).nonzero()[0].tolist():
+        near = alphabetical[_relatives(words[index], names)]
+        vectors[index] = near.mean(0, dtype=np.float64) if len(near) else mean
     return vectors, known
 
 
 def _read(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
-    """The vectors of some words. Lines of other words are only counted and measured: most words are others."""
+    """The vectors of some words. Other lines, which are most of them, are only checked for their length."""
     names = {word.encode(): word for word in wanted}
-    found: dict[str, np.ndarray] = {}
-    promised: int | None = None  # lines, by the header
+    table: dict[str, np.ndarray] = {}
+    promised: int | None = None  # number of words, from the header
     dimension = lines = 0
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                line = raw.replace(b"\t", b" ").rstrip(b" \r\n")
-                if number == 1:
-                    line = line.removeprefix(_BYTE_ORDER_MARK)
-                    promised, dimension = _first_line(line, path)
-                    if promised is not None:
-                        continue
-                blanks = line.count(b" ")
-                if blanks < dimension:
-                    what = f"expected a word and {dimension} numbers, found {blanks + 1 if line else 0} entries"
-                    raise InputError(f"{path}, line {number}: {what}; the file may be cut short")
-                lines += 1
-                # From the right: some files have words with blanks in them.
-                entries = line.rsplit(b" ", dimension) if blanks > dimension else line.split(b" ")
-                word = names.get(entries[0])
-                if word is not None and word not in found:
-                    found[word] = _numbers(entries[1:], path, number)
-    except OSError as error:
-        raise InputError(f"cannot read the word vectors {path}: {error.strerror or error}") from error
+    with os_errors(f"read the word vectors {path}"), path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            line = raw.replace(b"\t", b" ").rstrip(b" \r\n")
+            if number == 1:
+                line = line.removeprefix(_BYTE_ORDER_MARK)
+                entries = line.split(b" ")
+                dimension = len(entries) - 1
+                if dimension == 0:
+                    raise InputError(f"{path}, line 1: expected a word and its vector, separated by blanks")
+                if dimension == 1 and all(entry.isdigit() for entry in entries):
+                    promised, dimension = map(int, entries)
+                    if dimension == 0:
+                        raise InputError(f"{path}, line 1: the dimension must be at least 1")
+                    continue
+            blanks = line.count(b" ")
+            if blanks < dimension:
+                what = f"expected a word and {dimension} numbers, not {blanks + 1 if line else 0} entries"
+                raise InputError(f"{path}, line {number}: {what}; the file may be cut short")
+            lines += 1
+            # From the right, because some files have words that contain blanks.
+            entries = line.rsplit(b" ", dimension) if blanks > dimension else line.split(b" ")
+            word = names.get(entries[0])
+            if word is not None and word not in table:
+                table[word] = _numbers(entries[1:], path, number)
     if promised is not None and lines != promised:
-        raise InputError(f"{path} has vectors of {lines:,} words, but its first line says {promised:,}: get it again")
+        raise InputError(f"{path} has vectors of {lines:,} words, but its header says {promised:,}: download it again")
     if lines == 0:
-        raise InputError(f"{path} is empty: expected a word and its vector in each line")
-    return found
-
-
-def _first_line(line: bytes, path: Path) -> tuple[int | None, int]:
-    """How many lines the header promises, if it is one, and how many numbers belong to a word."""
-    entries = line.split(b" ")
-    if len(entries) == 2 and all(entry.isdigit() for entry in entries):
-        count, dimension = map(int, entries)
-        if dimension == 0:
-            raise InputError(f"{path}, line 1: vectors without numbers")
-        return count, dimension
-    if len(entries) < 2:
-        raise InputError(f"{path}, line 1: expected a word and its vector, with blanks between them")
-    return None, len(entries) - 1
+        raise InputError(f"{path} is empty: expected a word and its vector on each line")
+    return table
 
 
 def _numbers(entries: list[bytes], path: Path, line: int) -> np.ndarray:
@@ -91,32 +82,16 @@ def _numbers(entries: list[bytes], path: Path, line: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         vector = vector.astype(np.float32)
     if not np.isfinite(vector).all():
-        raise InputError(f"{path}, line {line}: an entry of the vector is not a finite number")
+        raise InputError(f"{path}, line {line}: the vector has a non-finite entry")
     return vector
 
 
-class _Relatives:
-    """Words with vectors, in alphabetical order."""
-
-    def __init__(self, vectors: dict[str, np.ndarray]):
-        self._words = sorted(vectors)
-        self._vectors = np.stack([vectors[word] for word in self._words])
-        self._mean = self._vectors.mean(0, dtype=np.float64)
-
-    def mean(self, word: str) -> np.ndarray:
-        """The mean vector of the words that share the longest beginning with this one; else the mean of all."""
-        place = bisect_left(self._words, word)
-        # Nobody shares more letters than the words before and after it.
-        near = self._words[max(place - 1, 0) : place + 1]
-        letters = max(_letters_shared(word, other) for other in near)
-        if letters < max(_FEWEST_LETTERS, len(word) / 2):
-            return self._mean
-        shared = word[:letters]
-        first = bisect_left(self._words, shared)
-        end = bisect_left(self._words, shared + "\U0010ffff", first)
-        return self._vectors[first:end].mean(0, dtype=np.float64)
-
-
-def _letters_shared(one: str, other: str) -> int:
-    """How many letters two words have in common at their beginnings."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _relatives(word: str, names: list[str]) -> slice:
+    """Which of the names, in alphabetical order, share the longest prefix with a word; none if it is too short."""
+    index = bisect_left(names, word)
+    # No name shares a longer prefix than the ones right before and after it.
+    pairs = (zip(word, other, strict=False) for other in names[max(index - 1, 0) : index + 1])
+    letters = max(len(list(takewhile(lambda pair: pair[0] == pair[1], both))) for both in pairs)
+    if letters < max(_SHORTEST_STEM, len(word) / 2):
+        return slice(0)
+    return slice(bisect_left(names, word[:letters]), bisect_left(names, word[:letters] + "\U0010ffff"))

@@ -35,8 +35,8 @@ def test_a_wrong_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         caption_data.take_batches(tmp_path, TINY)
 
 
-def test_a_stage_is_a_process_which_says_why_it_fails(tmp_path: Path):
-    found = caption_data.measured("import only", tmp_path, TINY)
-    assert set(found) == {"seconds", "megabytes"}
-    with pytest.raises(AssertionError, match=r"(?s)'open' failed: .*no prepared data set"):
+def test_a_stage_is_a_process_that_reports_its_error(tmp_path: Path):
+    report = caption_data.measured("import only", tmp_path, TINY)
+    assert set(report) == {"seconds", "megabytes"}
+    with pytest.raises(AssertionError, match=r"(?s)'open' failed: .*not a prepared data set"):
         caption_data.measured("open", tmp_path, TINY)

@@ -49,7 +49,7 @@ def test_both_updates_have_one_gradient(problem: karel_update.Problem, dtype: to
     assert theirs > 1.5 * ours
 
 
-def test_the_opponent_obeys_the_most_rows(problem: karel_update.Problem):
+def test_the_opponent_respects_max_rows(problem: karel_update.Problem):
     engine = problem.contestant(THEIRS, torch.float64)
     batch, noise = problem.batches[0], Noise(0)
     with torch.no_grad():
@@ -65,31 +65,27 @@ def test_the_opponent_obeys_the_most_rows(problem: karel_update.Problem):
     assert len(engine.complete(mains, Branches.none(torch.device("cpu")), noise).sequences.tokens) == 0
 
 
-def test_the_opponent_refuses_what_it_cannot(problem: karel_update.Problem):
+def test_the_opponent_refuses_other_samplers(problem: karel_update.Problem):
     with pytest.raises(InputError, match="one sequence"):
         problem.contestant(THEIRS).sample(None, torch.arange(2), Sampler("greedy"), Noise(0))
 
 
 def test_another_gradient_is_noticed(problem: karel_update.Problem, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Straightforward, "_run", shortened(Straightforward._run))
+    run = Straightforward._run
+
+    def faulty(self, memory, keys, *rest):
+        return run(self, memory, keys.flip(0) + 1, *rest)  # with the noise of another example
+
+    monkeypatch.setattr(Straightforward, "_run", faulty)
     with pytest.raises(AssertionError, match="sequences of the two ways differ"):
         karel_update.check(problem, torch.float64)
     problem.contestant(OURS, torch.float32)
 
 
-def shortened(run):
-    """The opponent with a fault: it draws with the noise of another example."""
-
-    def faulty(self, memory, keys, *rest):
-        return run(self, memory, keys.flip(0) + 1, *rest)
-
-    return faulty
-
-
-def test_weights_are_learnt_once(problem: karel_update.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_weights_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = karel_update.make_problem(QUICK, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(karel_update, "MLETrainer", lambda *args, **options: pytest.fail("taught again"))
+    monkeypatch.setattr(karel_update, "MLETrainer", lambda *args, **options: pytest.fail("trained again"))
     second = karel_update.make_problem(QUICK, tmp_path)
     for a, b in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
         assert torch.equal(a, b)

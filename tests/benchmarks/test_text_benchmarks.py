@@ -13,7 +13,7 @@ def problem() -> cider.Problem:
     return cider.make_problem(cider.QUICK)
 
 
-def test_all_find_the_same_values(problem: cider.Problem):
+def test_all_compute_the_same_values(problem: cider.Problem):
     assert cider.check(problem) < 1e-12
     assert len(problem.lists) == len(problem.images) == 200
     assert len(problem.texts) == 100

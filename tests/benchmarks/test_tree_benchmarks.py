@@ -39,24 +39,24 @@ def test_a_wrong_tree_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch):
         tree_head.check(QUICK)
 
 
-def test_what_is_counted_for_heads():
+def test_measurements_of_heads():
     with Progress(disable=True) as progress:
-        found = {name: tree_head.measure(name, 400, QUICK, progress) for name in tree_head.HEADS}
+        measured = {name: tree_head.measure(name, 400, QUICK, progress) for name in tree_head.HEADS}
     p = tree_head.zipf(400)
-    assert found[SOFTMAX_HEAD].depth == found[SOFTMAX_HEAD].decisions == 400
-    assert found[BALANCED].depth == 9
-    assert found[BALANCED].expected == pytest.approx(balanced_tree(400).depths.mean())
-    assert entropy(p) <= found[HUFFMAN].expected < entropy(p) + 1
+    assert measured[SOFTMAX_HEAD].depth == measured[SOFTMAX_HEAD].decisions == 400
+    assert measured[BALANCED].depth == 9
+    assert measured[BALANCED].expected == pytest.approx(balanced_tree(400).depths.mean())
+    assert entropy(p) <= measured[HUFFMAN].expected < entropy(p) + 1
     for name in (BALANCED, HUFFMAN):
-        assert found[name].decisions == pytest.approx(found[name].expected, abs=1)
+        assert measured[name].decisions == pytest.approx(measured[name].expected, abs=1)
     # About as much work for each head, whole batches, and no more states than there are.
-    assert found[SOFTMAX_HEAD].tokens == {(1, way): 15 for way in tree_head.WAYS} | {
+    assert measured[SOFTMAX_HEAD].tokens == {(1, way): 15 for way in tree_head.WAYS} | {
         (8, way): 8 for way in tree_head.WAYS
     }
-    assert set(found[BALANCED].tokens.values()) == {64}
-    summary = tree_head.summary(found, QUICK, [(8, "greedy")])[BALANCED]
-    assert summary["multiply_adds_of_the_softmax_over_these"] == 400 / found[BALANCED].decisions
-    seconds = [one.timings[8, "greedy"].median for one in (found[SOFTMAX_HEAD], found[BALANCED])]
+    assert set(measured[BALANCED].tokens.values()) == {64}
+    summary = tree_head.summary(measured, QUICK, [(8, "greedy")])[BALANCED]
+    assert summary["multiply_adds_of_the_softmax_over_these"] == 400 / measured[BALANCED].decisions
+    seconds = [one.timings[8, "greedy"].median for one in (measured[SOFTMAX_HEAD], measured[BALANCED])]
     assert summary["speedup"]["batch 8, greedy"] == pytest.approx(seconds[0] / 8 / (seconds[1] / 64))
 
 
@@ -65,9 +65,9 @@ def test_what_is_counted_for_heads():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("runtime")
-    runtime.make_folder(place, "softmax", runtime.QUICK)
-    return place
+    folder = tmp_path_factory.mktemp("runtime")
+    runtime.make_folder(folder, "softmax", runtime.QUICK)
+    return folder
 
 
 def test_pytorch_has_the_weights_of_the_export(folder: Path):
@@ -77,24 +77,28 @@ def test_pytorch_has_the_weights_of_the_export(folder: Path):
         assert theirs(features, mode) == [one.tokens for one in ours.generate(features, mode)]
 
 
-def test_a_contestant_is_a_process_which_says_why_it_fails(folder: Path):
-    told = runtime.measured(PLAIN, folder, runtime.QUICK)
-    assert 0 < told["resident_after_import"] <= told["peak"]
-    assert told["captions"].keys() == told["seconds"].keys()
-    assert [len(seconds) for seconds in told["seconds"].values()] == [2] * 4
+def test_a_contestant_is_a_process_that_reports_its_error(folder: Path):
+    measured = runtime.measured(PLAIN, folder, runtime.QUICK)
+    assert 0 < measured["resident_after_import"] <= measured["peak"]
+    assert measured["captions"].keys() == measured["seconds"].keys()
+    assert [len(seconds) for seconds in measured["seconds"].values()] == [2] * 4
     with pytest.raises(AssertionError, match=r"(?s)'nobody' failed: .*KeyError"):
         runtime.measured("nobody", folder, runtime.QUICK)
 
 
-def told(**changed: Any) -> dict[str, Any]:
+def report(**changed: Any) -> dict[str, Any]:
     parts = {"import": 0.5, "load": 1.0, "first": 1.0, "resident_after_import": 1.0, "resident": 100.0, "peak": 1.0}
     cases = [f"{mode}, batch {batch}" for batch in runtime.QUICK.batches for mode in runtime_worker.MODES]
     captions = {case: [[1, 2], [1, 2, 3, 4, 5, 6]] for case in cases}
     return {**parts, "seconds": {case: [0.5, 1.5] for case in cases}, "captions": captions, **changed}
 
 
-def test_what_is_counted_for_the_runtime(monkeypatch: pytest.MonkeyPatch):
-    answers = {PYTORCH: told(**{"import": 2.0, "resident": 300.0}), PLAIN: told(), COMPILED: told(first=7.0)}
+def test_measurements_of_the_runtime(monkeypatch: pytest.MonkeyPatch):
+    answers = {
+        PYTORCH: report(**{"import": 2.0, "resident": 300.0}),
+        PLAIN: report(),
+        COMPILED: report(first=7.0),
+    }
     calls: list[str] = []
 
     def measured(name: str, folder: Path, sizes: runtime.Sizes) -> dict[str, Any]:
@@ -108,17 +112,17 @@ def test_what_is_counted_for_the_runtime(monkeypatch: pytest.MonkeyPatch):
     with Progress(disable=True) as progress:
         result = runtime.run(True, progress)
     assert calls == [PYTORCH, PLAIN, COMPILED] * 3
-    own = result["measurements"]["tree"]
-    assert (own[COMPILED]["first"], own[COMPILED]["first_in_the_first_round"]) == (7.0, 60.0)
+    tree = result["measurements"]["tree"]
+    assert (tree[COMPILED]["first"], tree[COMPILED]["first_in_the_first_round"]) == (7.0, 60.0)
     # Three tokens with the end, and six of a caption that was cut.
-    assert set(own[PLAIN]["tokens_a_second"].values()) == {9.0}
+    assert set(tree[PLAIN]["tokens_a_second"].values()) == {9.0}
     assert [len(timing["seconds"]) for timing in result["timings"]] == [4] * 12
     assert [target["measured"] for target in result["targets"]] == [4.0, 3.0]
-    assert own["equal_captions"] == 1.0
+    assert tree["equal_captions"] == 1.0
 
 
 def test_other_captions_are_noticed():
-    other = copy.deepcopy(told())
+    other = copy.deepcopy(report())
     other["captions"]["sample, batch 4"][1] = [9]
     with pytest.raises(AssertionError, match=r"only 87\.5% of the captions"):
-        runtime.equal_share({PYTORCH: told(), PLAIN: told(), COMPILED: other})
+        runtime.equal_share({PYTORCH: report(), PLAIN: report(), COMPILED: other})

@@ -1,72 +1,92 @@
-"""The command line as a person meets it."""
+"""The command line as a whole: help, exit codes, and the demo."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from corollout.cli import main
+from corollout.config import option
+from corollout.errors import InputError, Interrupted
+from tests.support.commands import invoke
 
 COROLLOUT = str(Path(sys.executable).parent / "corollout")
 SHORT = ["--tokens", "3000", "--epochs", "1", "--estimates", "3"]
 
 
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COROLLOUT, *arguments], capture_output=True, text=True, cwd=cwd, check=False)
+@dataclass(frozen=True)
+class Settings:
+    how: str = option("", "How to end.", choices=("", "error", "interrupted", "bug"))
 
 
-def test_help_and_version():
-    shown = run("--help")
-    assert shown.returncode == 0
-    assert "demo" in shown.stdout
-    options = run("demo", "--help").stdout
-    for option in ("--out", "--tokens", "--epochs", "--estimates", "--seed", "--jobs"):
-        assert option in options
-    assert run("--version").stdout.startswith("corollout 0.")
+def end(settings: Settings) -> None:
+    """End in some way."""
+    if settings.how == "error":
+        raise InputError("this [is] wrong")
+    if settings.how == "interrupted":
+        raise Interrupted("Continue with: corollout again")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["end"], 0, ""),
+        (["end", "--how", "error"], 1, "error: this [is] wrong\n"),
+        (["end", "--how", "interrupted"], 130, "Continue with: corollout again\n"),
+        (["end", "--how", "nicely"], 1, "error: --how must be one of"),
+        (["end", "--why"], 2, "No such option"),
+        (["edn"], 2, "Did you mean 'end'?"),
+    ],
+)
+def test_exit_codes_and_errors_of_one_sentence(arguments: list[str], code: int, message: str, monkeypatch, capsys):
+    monkeypatch.setattr(main, "COMMANDS", {"end": "tests.cli.test_cli:end"})
+    monkeypatch.setattr(sys, "argv", ["corollout", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main.app()
+    shown = capsys.readouterr()
+    assert (left.value.code or 0, shown.out) == (code, "")
+    assert message in shown.err
+
+
+def test_the_version_and_help_lists_all_commands_without_importing_them():
+    script = (
+        "import sys; from corollout.cli.main import app\n"
+        "try: app()\nexcept SystemExit: print([m for m in ('matplotlib', 'corollout.lab.lab') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=False)
+    names = re.findall(r"^  (\w+)", result.stdout.partition("Commands:")[2], re.MULTILINE)
+    expected = {"demo", "pretrain", "finetune", "evaluate", "compare", "generate", "export", "inspect", "lab", "data"}
+    assert expected | {"reproduce", "karel", "tree", "score"} == set(names)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert subprocess.run([COROLLOUT, "--version"], capture_output=True, text=True).stdout.startswith("corollout 0.")
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--jobs", "0"], ["--seed", "x"], ["--out", "file"]])
+def test_mistakes_in_a_demo_are_found_before_it_starts(arguments: list[str], tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("here first")
+    assert arguments[0] in str(invoke("demo", *SHORT, *arguments).exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.prove
 def test_demo_writes_a_table_figures_a_page_and_its_numbers(tmp_path: Path):
-    first = run("demo", "--out", "out", *SHORT, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
+    arguments = [COROLLOUT, "demo", "--out", "out", *SHORT]
+    result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.returncode == 0, result.stderr
     for name in ("MLE", "ARSM", "RLOO", "SC", "report.html"):
-        assert name in first.stdout
+        assert name in result.stdout
     (folder,) = (tmp_path / "out").iterdir()
     report = folder / "report"
     assert json.loads((report / "manifest.json").read_text())["settings"]["finetune"]["budget"] == 3000
     assert (report / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (report / "report.html").read_text()
-    assert "<svg" in page
-    assert "http-equiv" not in page
-    assert "src=" not in page
+    assert [word in page for word in ("<svg", "http-equiv", "src=")] == [True, False, False]
     for method in ("arsm", "rloo-8", "sc"):
         (directory,) = (folder / "seed-0").glob(f"{method}-*")
         last = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
-        assert last["kind"] == "evaluation"
-        assert last["tokens"] >= 3000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["demo", "--tokens", "0"], "tokens"),
-        (["demo", "--jobs", "0"], "jobs"),
-        (["demo", "--seed", "x"], "seed"),
-        (["dmeo"], "dmeo"),
-    ],
-)
-def test_bad_input_is_a_sentence(arguments: list[str], said: str, tmp_path: Path):
-    result = run(*arguments, cwd=tmp_path)
-    assert result.returncode != 0
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path):
-    (tmp_path / "file").write_text("here first")
-    result = run("demo", "--out", "file", *SHORT, cwd=tmp_path)
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: cannot make the folder file")
-    assert "--out" in result.stderr
-    assert (tmp_path / "file").read_text() == "here first"
+        assert (last["kind"], last["tokens"] >= 3000) == ("evaluation", True)

@@ -4,26 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from corollout.cli.main import cli
 from corollout.config import read_toml, write_toml
-from corollout.errors import CorolloutError, InputError
-from corollout.tasks.karel.settings import scale
+from corollout.tasks.task import find_task
 from corollout.training.runs import Run
+from tests.support.commands import output, refusal
 from tests.support.small_karel import MODEL, small_run
 
-SIZES = [
-    *("--largest-world", "4", "--channels", "2", "--blocks", "0", "--pair-width", "8", "--embedding", "4"),
-    *("--hidden", "8", "--max-length", "9"),
-]
-
-
-def call(*words: str | Path) -> Result:
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+SMALL = "--largest-world 4 --channels 2 --blocks 0 --pair-width 8 --embedding 4 --hidden 8 --max-length 9"
+SIZES = SMALL.split()
 
 
 @pytest.fixture(scope="module")
@@ -38,85 +27,86 @@ def data(run: Path) -> Path:
 
 def test_a_model_is_trained_fine_tuned_and_evaluated(tmp_path: Path, data: Path):
     first, second = tmp_path / "mle", tmp_path / "arsm"
-    said = call("pretrain", "karel", "--data", data, "--out", first, *SIZES, "--epochs", "2", "--batch-size", "3")
-    assert said.exit_code == 0
-    assert "Best on the validation data: Generalization" in said.stdout
+    few = ["--epochs", "2", "--batch-size", "3"]
+    shown = output("pretrain", "karel", "--data", data, "--out", first, *SIZES, *few)
+    assert "Best on the validation data: Generalization" in shown
     budget = ["--unit", "updates", "--budget", "3", "--evaluate-every", "2", "--batch-size", "2"]
-    said = call("finetune", first, "--estimator", "arsm", "--out", second, *budget)
-    assert said.exit_code == 0
+    output("finetune", first, "--estimator", "arsm", "--out", second, *budget)
     assert [record["update"] for record in Run.open(second).records("evaluation")] == [0, 2, 3]
     assert len(Run.open(second).records("update")) == 3
-    said = call("evaluate", second, "--beam", "2", "--json")
-    numbers = json.loads(said.stdout)
+    numbers = json.loads(output("evaluate", second, "--beam", "2", "--json"))
     assert {"generalization", "semantic", "exact", "syntax", "top_1", "top_2"} <= numbers.keys()
     assert json.loads((second / "evaluation-test.json").read_text())["count"] == 3
-    assert "Generalization" in call("evaluate", second, "--split", "val", "--beam", "0").stdout
+    assert "Generalization" in output("evaluate", second, "--split", "val", "--beam", "0")
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_scale(tmp_path: Path, data: Path):
-    write_toml(tmp_path / "own.toml", {"pretrain": {"learning_rate": 0.5, "epochs": 1, "batch_size": 6}})
-    flags = [*SIZES, "--config", tmp_path / "own.toml", "--learning-rate", "0.25"]
-    call("pretrain", "karel", "--data", data, "--out", tmp_path / "run", "--scale", "tiny", *flags)
+def test_flags_win_over_the_file_and_the_file_over_the_scale(tmp_path: Path, data: Path, run: Path):
+    write_toml(tmp_path / "my.toml", {"pretrain": {"learning_rate": 0.5, "epochs": 1, "batch_size": 6}})
+    flags = ["--config", tmp_path / "my.toml", "--learning-rate", "0.25"]
+    output("pretrain", "karel", "--data", data, "--out", tmp_path / "run", "--scale", "tiny", *SIZES, *flags)
     settings = read_toml(tmp_path / "run" / "config.toml")
     assert settings["pretrain"]["learning_rate"] == 0.25
     assert settings["pretrain"]["epochs"] == 1
-    assert settings["pretrain"]["patience"] == scale("tiny")["pretrain"]["patience"]
+    assert settings["pretrain"]["patience"] == find_task("karel").scale("tiny")["pretrain"]["patience"]
     assert settings["model"]["channels"] == 2
+    # The settings of another run are a file, too.
+    flags = ["--config", run / "config.toml", "--epochs", "1"]
+    output("pretrain", "karel", "--data", data, "--out", tmp_path / "2", *flags)
+    assert read_toml(tmp_path / "2" / "config.toml")["model"] == read_toml(run / "config.toml")["model"]
+    # An error in the file names the file.
+    write_toml(tmp_path / "my.toml", {"pretrain": {"epoch": 1}})
+    said = refusal("pretrain", "karel", "--data", data, "--out", tmp_path / "x", "--config", tmp_path / "my.toml")
+    assert "my.toml: unknown key 'epoch' in section pretrain; did you mean 'epochs'" in said
 
 
-def test_the_best_weights_of_the_other_run_are_the_start(tmp_path: Path, run: Path):
-    call("finetune", run, "--out", tmp_path / "sc", "--estimator", "sc", "--unit", "updates", "--budget", "1")
-    assert (tmp_path / "sc" / "start.safetensors").read_bytes() == (run / "best.safetensors").read_bytes()
-    assert read_toml(tmp_path / "sc" / "config.toml")["model"]["hidden"] == MODEL.hidden
-
-
-def test_a_finished_run_is_resumed_to_the_same_end(tmp_path: Path, run: Path):
-    words = ["--estimator", "rloo-2", "--unit", "updates", "--budget", "1"]
-    call("finetune", run, "--out", tmp_path / "rloo", *words)
-    before = (tmp_path / "rloo" / "metrics.jsonl").read_bytes()
-    assert call("finetune", run, "--out", tmp_path / "rloo", "--resume").exit_code == 0
-    assert (tmp_path / "rloo" / "metrics.jsonl").read_bytes() == before
+def test_fine_tuning_starts_from_the_best_weights_and_resumes_to_the_same_end(tmp_path: Path, run: Path):
+    out = tmp_path / "rloo"
+    output("finetune", run, "--out", out, "--estimator", "rloo-2", "--unit", "updates", "--budget", "1")
+    assert (out / "start.safetensors").read_bytes() == (run / "best.safetensors").read_bytes()
+    assert read_toml(out / "config.toml")["model"]["hidden"] == MODEL.hidden
+    before = (out / "metrics.jsonl").read_bytes()
+    output("finetune", "--resume", "--out", out)
+    output("finetune", run, "--resume", "--out", out)
+    assert (out / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
-        (["pretrain", "karel", "--out", "x"], "say by --data where the tasks are"),
-        (["pretrain", "karel", "--out", "x", "--data", "nowhere"], "nowhere/train.jsonl does not exist"),
-        (["pretrain", "karel", "--out", "x", "--data", "nowhere", "--scale", "huge"], "no scale is called 'huge'"),
-        (["pretrain", "karel", "--out", "x", "--data", "nowhere", "--epochs", "0"], "--epochs must be at least 1"),
-        (["pretrain", "karel", "--out", "x", "--config", "no.toml", "--data", "d"], "cannot read the settings no.toml"),
-        (["pretrain", "karel", "--out", "x", "--resume", "--epochs", "3"], "keeps its settings"),
-        (["pretrain", "karel", "--out", "x", "--resume"], "x holds no run"),
-        (["finetune", "nowhere", "--out", "x"], "nowhere holds no run"),
-        (["evaluate", "nowhere"], "nowhere holds no run"),
+        ("pretrain karel --out x", "--data"),
+        ("pretrain karel --out x --data nowhere", "nowhere"),
+        ("pretrain karel --out x --data nowhere --scale huge", "huge"),
+        ("pretrain karel --out x --data nowhere --epochs 0", "--epochs must be at least 1"),
+        ("pretrain karel --out x --config no.toml --data d", "cannot read the settings no.toml"),
+        ("pretrain karel --out x --resume --epochs 3", "keeps its settings: leave out pretrain"),
+        ("pretrain karel --out x --resume", "x is not a run"),
+        ("pretrain sudoku --out x", "unknown task 'sudoku'"),
+        ("pretrain no.such.task --out x", "cannot import 'no"),
+        ("finetune --out x", "name the run to start from"),
+        ("finetune --resume --out x --data d", "keeps its settings: leave out data"),
+        ("finetune nowhere --out x", "nowhere is not a run"),
+        ("evaluate nowhere", "nowhere is not a run"),
     ],
 )
-def test_bad_words_are_answered_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+def test_mistakes_are_errors_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CorolloutError, match=message):
-        call(*words)
+    assert message in refusal(*arguments.split())
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_wrong_with_a_fine_tuning_is_said_before_anything_is_made(tmp_path: Path, run: Path):
-    for flags, message in (
-        (["--estimator", "magic"], "no estimator 'magic'"),
-        (["--reward", "gold"], "no reward is called 'gold'"),
-        (["--data", str(tmp_path)], "does not exist"),
-    ):
-        with pytest.raises(InputError, match=message):
-            call("finetune", run, "--out", tmp_path / "x", *flags)
-        assert not (tmp_path / "x").exists()
+def test_mistakes_with_a_run_are_errors_before_anything_is_written(tmp_path: Path, run: Path, data: Path):
+    mistakes = {"--estimator": "no estimator 'magic'", "--reward": "no reward 'magic'", "--data": "magic"}
+    for flag, message in mistakes.items():
+        assert message in refusal("finetune", run, "--out", tmp_path / "x", flag, "magic")
+    assert not (tmp_path / "x").exists()
+    assert "already holds a run" in refusal("pretrain", "karel", "--data", data, "--out", run, *SIZES)
+    assert "best" in refusal("evaluate", run, "--split", "best")
 
 
-def test_a_directory_that_holds_a_run_is_refused(run: Path, data: Path):
-    with pytest.raises(InputError, match="already holds a run"):
-        call("pretrain", "karel", "--data", data, "--out", run, *SIZES)
-
-
-def test_an_unknown_split_is_refused(run: Path):
-    with pytest.raises(InputError, match="no split is called 'best'"):
-        call("evaluate", run, "--split", "best")
+def test_help_of_pretrain_names_the_tasks_and_of_a_task_its_options():
+    assert "karel, captions, or the import path" in " ".join(output("pretrain", "--help").split())
+    text = output("pretrain", "karel", "--help")
+    for option in ("--out", "--data", "--scale", "--config", "--tree", "--resume", "--hidden", "--epochs", "--device"):
+        assert option in text

@@ -1,4 +1,4 @@
-"""The rollout budget: probabilities that add up to it, and samples of exactly that many branches."""
+"""The rollout budget: probabilities that add up to it, and samples of exactly as many branches."""
 
 import pytest
 import torch
@@ -27,22 +27,22 @@ def test_probabilities_are_proportional_to_the_sizes():
     torch.testing.assert_close(s, vector(0.2, 0.4, 0.6, 0.8))
 
 
-def test_what_would_be_more_than_certain_is_certain_and_the_others_share_the_rest():
-    # Of 3, the size of 10 takes a whole one, then the size of 5 does; the last is left for 1 + 1 + 2.
+def test_large_branches_are_certain_and_the_others_share_the_rest():
+    # Of 3, the sizes 10 and 5 take one each; one is left for 1 + 1 + 2.
     s = keep_probabilities(vector(1.0, 10.0, 1.0, 5.0, 2.0), 3)
     torch.testing.assert_close(s, vector(0.25, 1.0, 0.25, 1.0, 0.5))
 
 
-def test_branches_without_size_are_as_likely_as_the_smallest():
+def test_branches_of_size_zero_are_as_likely_as_the_smallest():
     s = keep_probabilities(vector(0.0, 2.0, 4.0, 0.0), 2)
     torch.testing.assert_close(s, vector(0.4, 0.4, 0.8, 0.4))
     torch.testing.assert_close(keep_probabilities(vector(0.0, 0.0, 0.0, 0.0), 1), torch.full((4,), 0.25).double())
 
 
-@pytest.mark.parametrize("count", [4, 5, 1000])
-def test_a_sufficient_budget_keeps_everything(count: int):
-    assert keep_probabilities(vector(0.0, 1.0, 1e6, 2.0), count).tolist() == [1.0] * 4
-    assert keep_probabilities(vector(), count).tolist() == []
+def test_a_sufficient_budget_keeps_everything():
+    for count in (4, 5, 1000):
+        assert keep_probabilities(vector(0.0, 1.0, 1e6, 2.0), count).tolist() == [1.0] * 4
+        assert keep_probabilities(vector(), count).tolist() == []
 
 
 def test_float32_sizes_give_exact_probabilities():
@@ -51,12 +51,12 @@ def test_float32_sizes_give_exact_probabilities():
     assert abs(float(s.sum()) - 137) < 1e-9
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(SIZES, st.integers(1, 45))
 @example([1.0, 1.0, 1.0], 2)
 @example([1e12, 1.0, 1.0], 2)
 @example([1e12, 1e12, 1e-12], 2)
-def test_probabilities_are_right_for_any_sizes(sizes: list[float], count: int):
+def test_probabilities_for_any_sizes(sizes: list[float], count: int):
     s = keep_probabilities(vector(*sizes), count)
     assert bool((s > 0).all())
     assert bool((s <= 1).all())
@@ -66,7 +66,7 @@ def test_probabilities_are_right_for_any_sizes(sizes: list[float], count: int):
     ratio = s / effective
     below = s < 1
     if bool(below.any()):
-        # One constant below the cap; what is capped would have reached it.
+        # One constant below the cap; capped branches would have reached it.
         torch.testing.assert_close(ratio[below], ratio[below][:1].expand(int(below.sum())), rtol=1e-6, atol=0)
         assert bool((effective[~below] * ratio[below][0] >= 1 - 1e-6).all())
 
@@ -75,7 +75,7 @@ def test_probabilities_are_right_for_any_sizes(sizes: list[float], count: int):
 
 
 def starts(count: int) -> list[float]:
-    """Midpoints of a fine grid on (0, 1), and both of its ends."""
+    """Midpoints of a fine grid on (0, 1), and both ends."""
     return [1e-17, *((i + 0.5) / count for i in range(count)), 1 - 2.0**-53]
 
 
@@ -83,7 +83,7 @@ def starts(count: int) -> list[float]:
 def test_every_start_keeps_exactly_the_budget(branches: int, count: int):
     sizes = torch.rand(branches, generator=torch.Generator().manual_seed(branches + count)).double() ** 3
     s = keep_probabilities(sizes, count)
-    for start in starts(500):
+    for start in starts(200):
         kept = systematic_sample(s, number(start))
         assert len(kept) == count
         assert bool((kept.diff() > 0).all())
@@ -102,36 +102,18 @@ def test_inclusion_frequencies_are_the_probabilities(certain: int):
     assert counts.tolist() == thousandths[order].tolist()
 
 
-def test_inclusion_frequencies_tend_to_the_probabilities():
-    s = keep_probabilities(torch.rand(12, generator=torch.Generator().manual_seed(3)).double() ** 2, 5)
-    grid = 4000
-    counts = torch.zeros(len(s))
-    for i in range(grid):
-        counts[systematic_sample(s, number((i + 0.5) / grid))] += 1
-    # An interval of length s holds s · grid midpoints, give or take one at each end.
-    assert float((counts - s * grid).abs().max()) <= 2
-
-
-def test_certain_branches_are_always_kept():
-    s = vector(0.5, 1.0, 0.5, 1.0)
-    for start in starts(50):
-        kept = systematic_sample(s, number(start)).tolist()
-        assert {1, 3} < set(kept)
-        assert len(kept) == 3
-
-
-def test_nothing_and_everything_can_be_sampled():
+def test_none_and_all_can_be_kept():
     assert systematic_sample(vector(), number(0.3)).tolist() == []
     assert systematic_sample(vector(1.0, 1.0, 1.0), number(0.3)).tolist() == [0, 1, 2]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(SIZES, st.integers(1, 45), st.floats(0, 1, exclude_min=True, exclude_max=True))
 @example([1.0] * 10, 9, 1 - 2.0**-53)
 @example([0.1] * 10, 3, 1e-300)
 @example([1e12] * 20 + [1e-12] * 20, 20, 0.5)
 @example([1e12] * 20 + [1e-12] * 20, 21, 1 - 2.0**-53)
-def test_samples_are_right_for_any_sizes(sizes: list[float], count: int, start: float):
+def test_samples_for_any_sizes(sizes: list[float], count: int, start: float):
     kept = systematic_sample(keep_probabilities(vector(*sizes), count), number(start)).tolist()
     assert len(kept) == min(count, len(sizes))
     assert kept == sorted(set(kept))

@@ -1,50 +1,51 @@
 """The experiment of the second table: its data, its report, and all of it in miniature."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from corollout.cli.reproduce import curves_captions, open_sweep, table2
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
-from corollout.experiments.table2 import TABLE2, DataSettings, make_data
-from corollout.experiments.table2_report import TABLE2_WORDS
-from corollout.reports.rollouts import Correlation, Sentences
-from corollout.sweeps.report import FIGURES, collect, result_tables, write_table
-from corollout.sweeps.sweep import Sweep
+from corollout.experiments.curves import CAPTION_CURVES
+from corollout.experiments.registry import SweepExperiment
+from corollout.experiments.table2 import TABLE2
+from corollout.reports.report import Figure, Report, open_report
+from corollout.sweeps.analysis import ROLLOUTS
+from corollout.sweeps.report import collect_results, sweep_report
+from corollout.sweeps.sweep import PLAN, Sweep, open_sweep
 from corollout.trees import load_tree
-from tests.support.synthetic_runs import CAPTION_PROFILES, make_table, sentences
+from tests.support.commands import reproduce, short_training
+from tests.support.pages import Page
+from tests.support.synthetic_runs import CAPTION_PROFILES, make_table, sequences
 
+SPEC = TABLE2.spec
 METHODS = ("SC", "ARS-5", "ARSM")
-OWN_FIGURES = ("rollouts-updates", "rollouts-steps", "rollouts-cider")
+FIGURES = {"figure", "figure-tokens", "figure-updates", "rollouts-updates", "rollouts-steps", "rollouts-cider"}
 
 
 def synthetic(folder: Path, methods: tuple[str, ...] = METHODS, seeds: tuple[int, ...] = (0, 1)) -> Sweep:
     """A sweep all of whose runs are done."""
-    profiles = {TABLE2.methods[method]: CAPTION_PROFILES[TABLE2.methods[method]] for method in methods}
-    make_table(folder, seeds, 20.0, profiles, task="captions", rates=(3e-4,), start=0.5)
-    return replace(Sweep.of_scale(TABLE2, "small", folder, seeds, methods), rates=(3e-4,))
+    profiles = {SPEC.methods[method]: CAPTION_PROFILES[SPEC.methods[method]] for method in methods}
+    make_table(folder, seeds, 20.0, profiles, task="captions", rates=(3e-4,))
+    return Sweep.of_scale(SPEC, "small", folder, seeds=list(seeds), methods=list(methods), rates=[3e-4])
 
 
-def table_of(report: Path, title: str) -> dict[str, dict[str, str]]:
-    """A table of a report, by first job and by heading."""
-    tables = {table["title"]: table for table in json.loads((report / "table.json").read_text())["tables"]}
-    table = tables[title]
-    return {row[0]: dict(zip(table["header"], row, strict=True)) for row in table["rows"]}
+def table_of(report: Report, title: str) -> dict[str, dict[str, str]]:
+    """A table of a report, by first cell and by heading."""
+    table = next(table for table in report.tables if table.title == title)
+    return {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
 
 
 def test_the_report_has_every_measure_and_every_figure(tmp_path: Path):
     sweep = synthetic(tmp_path / "runs")
-    measured = {"ARS-5": sentences(2.0, 300), "ARSM": sentences(14.0, 300, seed=1)}
+    measured = {"ARS-5": sequences(2.0, 300), "ARSM": sequences(14.0, 300, seed=1)}
     (sweep.out / "rollouts.json").write_text(json.dumps(measured))
-    report = tmp_path / "report"
-    write_table(sweep, report, TABLE2_WORDS)
+    report = sweep_report(sweep, TABLE2.texts)
+    folder = tmp_path / "report"
+    page = report.write(folder)
 
     results = [json.loads((sweep.run(seed, "ARSM", 3e-4) / "result.json").read_text())["test"] for seed in (0, 1)]
     for title, prefix in (("All measures, test", ""), ("All measures, test, by beam search", "beam_")):
@@ -58,125 +59,83 @@ def test_the_report_has_every_measure_and_every_figure(tmp_path: Path):
     assert (own["ARS-5"]["paper CIDEr"], own["ARS-5"]["paper B4"]) == ("106.1", "–")
     assert table_of(report, "CIDEr-D")["MLE"]["paper: CIDEr"] == "93.3"
 
-    fall = table_of(report, "Rollouts along training")
-    assert list(fall) == ["ARS-5", "ARSM"]
-    assert (fall["ARS-5"]["K"], fall["ARSM"]["K"]) == ("5", "V")
-    assert float(fall["ARS-5"]["first tenth"]) > 2 * float(fall["ARS-5"]["last tenth"])
+    decline = table_of(report, "Rollouts along training")
+    assert list(decline) == ["ARS-5", "ARSM"]
+    assert (decline["ARS-5"]["K"], decline["ARSM"]["K"]) == ("5", "V")
+    assert float(decline["ARS-5"]["first tenth"]) > 2 * float(decline["ARS-5"]["last tenth"])
     adaptive = table_of(report, "Rollouts and CIDEr-D of a sentence")["ARSM"]
-    points = Sentences.of("ARSM", measured["ARSM"])
-    found = Correlation.of(points.scores, points.per_token)
-    assert found is not None
-    assert adaptive["r, per\u00a0token"] == f"−{abs(found.r):.3f}"
-    assert adaptive["sentences"] == "300"
+    scores, lengths, rollouts = (np.array(measured["ARSM"][key]) for key in ("scores", "lengths", "rollouts"))
+    assert adaptive["r, per\u00a0token"] == f"−{abs(np.corrcoef(scores, rollouts / lengths)[0, 1]):.3f}"
 
-    names = {f"{name}.{kind}" for name in [*FIGURES.values(), *OWN_FIGURES] for kind in ("png", "svg")}
-    files = {"table.md", "table.json", "manifest.json", "curves.json", "rollouts.json", "report.html"}
-    assert {path.name for path in report.iterdir()} == names | files
-    kept = json.loads((report / "rollouts.json").read_text())
-    assert kept["sentences"] == measured
-    assert [one["label"] for one in kept["by_step"]] == ["ARS-5", "ARSM"]
-    text = (report / "table.md").read_text()
-    for word in ("METEOR", "corollout score", "(2,000 generated scenes)", "## Rollouts along training", "Fisher"):
-        assert word in text
-    page = (report / "report.html").read_text()
-    assert page.count("<h2>Training, against") == 3
-    for heading in ("Rollouts along training", "Rollouts by time step", "Rollouts and CIDEr-D of a sentence"):
-        part = page.split(f"<h2>{heading}</h2>")[1].split("<h2>")[0]
-        assert "<svg" in part
-    assert f"ARSM: 300 sentences, {found.words()}".replace("<", "&lt;") in page
-    ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert {path.stem for path in folder.glob("*.png")} == FIGURES
+    assert "(2,000 generated scenes)" in (folder / "table.md").read_text()
+    text = page.read_text()
+    assert text.count("<h2>Training, against") == 3
+    ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
-    assert str(tmp_path) not in page
+    assert open_report(folder).page() == text
 
 
-def test_a_report_before_the_study_and_without_its_methods(tmp_path: Path):
+def test_a_report_before_the_analysis_and_without_its_methods(tmp_path: Path):
     sweep = synthetic(tmp_path / "runs", ("SC", "ARS-1"), seeds=(0,))
-    report = tmp_path / "report"
-    report.mkdir()
-    found = collect(sweep)
-    drawn = TABLE2_WORDS.sections(sweep, found, report)
-    assert [section.title for section in drawn] == ["Rollouts along training", "Rollouts by time step"]
-    assert {path.stem for path in report.iterdir()} == {"rollouts", "rollouts-updates", "rollouts-steps"}
-    _, measures, _ = result_tables(sweep, found, TABLE2_WORDS)
-    assert measures.rows[-1][0] == "ARS-1"
-    assert all("±" not in job for job in measures.rows[-1])  # one seed has no spread
-    assert TABLE2_WORDS.sections(replace(sweep, methods=("SC",)), found, report) == []
+    results = collect_results(sweep)
+    sections = TABLE2.texts.sections(results)
+    assert [section.title for section in sections] == ["Rollouts along training", "Rollouts by time step"]
+    row = TABLE2.texts.tables[0](results).rows[-1]
+    assert (row[0], any("±" in cell for cell in row)) == ("ARS-1", False)  # one seed has no spread
 
 
-def test_data_that_is_named_is_only_looked_at(tmp_path: Path):
-    with pytest.raises(InputError, match="nowhere"):
-        make_data(tmp_path / "nowhere", DataSettings(folder=str(tmp_path / "nowhere")), lambda done, total: None)
-    assert not (tmp_path / "nowhere").exists()
-    sweep, _ = open_sweep(TABLE2, tmp_path / "out", "tiny", None, None, {"folder": "/mine"}, {})
-    assert sweep.folder == Path("/mine")
-    assert open_sweep(TABLE2, tmp_path / "out", None, None, None, {}, {})[0] == sweep
-    with pytest.raises(InputError, match="begun with folder /mine instead of /other"):
-        open_sweep(TABLE2, tmp_path / "out", None, None, None, {"folder": "/other"}, {})
-    assert open_sweep(TABLE2, tmp_path / "new", "tiny", None, None, {}, {})[0].folder == tmp_path / "new" / "data"
+@pytest.mark.parametrize("experiment", [TABLE2, CAPTION_CURVES])
+def test_nothing_is_started_without_the_data_that_was_named(experiment: SweepExperiment, tmp_path: Path):
+    for name in ("data", "vectors") if experiment is TABLE2 else ("data",):
+        with pytest.raises(InputError, match="nowhere"):
+            experiment.open(experiment.settings(out=tmp_path / "out", **{name: tmp_path / "nowhere"}))
+    assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [table2, curves_captions])
-def test_nothing_is_begun_without_the_data_that_was_named(command: Callable[..., None], tmp_path: Path):
-    with pytest.raises(InputError, match="nowhere"):
-        command(tmp_path / "out", data=tmp_path / "nowhere")
-    assert not (tmp_path / "out").exists()
+def test_which_models_are_trained_and_whose_rollouts_are_counted(tmp_path: Path):
+    def models(**changes: Any) -> tuple[str, ...]:
+        return Sweep.of_scale(SPEC, "tiny", tmp_path, **changes).grid.models
 
-
-def test_which_models_are_made(tmp_path: Path):
-    def models(methods: tuple[str, ...] | None, vectors: str = "") -> tuple[str, ...]:
-        return Sweep.of_scale(TABLE2, "tiny", tmp_path, None, methods, {"vectors": vectors}).models
-
-    assert models(None) == ("MLE", "tree_RD", "tree_DIS")
-    assert models(None, "glove.txt") == ("MLE", "tree_RD", "tree_WV", "tree_DIS")
-    assert models(("SC", "ARSM"), "glove.txt") == ("MLE",)
-    assert models(("BT-SC",)) == ("MLE", "tree_DIS")  # the tree is made of the softmax model's embeddings
-    sweep = Sweep.of_scale(TABLE2, "tiny", tmp_path, (0, 1), ("SC", "BT-SC"))
+    assert models() == ("MLE", "tree_RD", "tree_DIS")
+    assert models(vectors="glove.txt") == ("MLE", "tree_RD", "tree_WV", "tree_DIS")
+    assert models(methods=["SC", "ARSM"], vectors="glove.txt") == ("MLE",)
+    assert models(methods=["BT-SC"]) == ("MLE", "tree_DIS")  # the tree is made of the softmax model's embeddings
+    sweep = Sweep.of_scale(SPEC, "tiny", tmp_path, seeds=[0, 1], methods=["SC", "BT-SC"])
     assert sweep.run(0, "SC", 1e-3) != sweep.run(0, "BT-SC", 1e-3)
     assert sweep.runs == 2 * (2 + 2)
+    sweep = Sweep.of_scale(SPEC, "tiny", tmp_path, methods=["SC", "ARS-1", "RLOO", "ARSM"])
+    assert list(ROLLOUTS.methods(sweep)) == ["ARS-1", "ARSM"]  # whose rollouts adapt
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_the_whole_experiment_in_miniature(tmp_path: Path):
     out = tmp_path / "out"
-    open_sweep(TABLE2, out, "tiny", (0,), ("SC", "ARS-5", "BT-DisARM"), {}, {})
-    sweep = read_toml(out / "sweep.toml")
-    sweep["data"] |= {"train": 40, "val": 8, "test": 8}
-    sweep["model"] |= {"embedding": 8, "hidden": 8}
-    sweep["pretrain"] |= {"epochs": 1}
-    sweep["finetune"] |= {
-        "unit": "updates",
-        "budget": 4.0,
-        "evaluate_every": 2.0,
-        "batch_size": 4,
-        "train_eval_examples": 4,
-    }
-    sweep["table2"] |= {"rates": [1e-3], "probes": 3, "beam": 2}
-    write_toml(out / "sweep.toml", sweep)
-    command = [str(Path(sys.executable).parent / "corollout"), "reproduce", "table2", "--out", str(out)]
-    first = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert first.returncode == 0, first.stderr
+    open_sweep(SPEC, out, "tiny", seeds=[0], methods=["SC", "ARS-5", "BT-DisARM"])
+    plan = read_toml(out / PLAN)
+    plan["data"] |= {"train": 40, "val": 8, "test": 8}
+    plan["model"] |= {"embedding": 8, "hidden": 8}
+    write_toml(out / PLAN, short_training(plan, "table2", updates=4, batch_size=4))
+    shown = reproduce(out, "table2")
     for word in ("ARS-5, seed 0, rate 0.001: ", "variance, ARS-5: ", "rollouts, BT-DisARM: ", "tree_DIS, seed 0: "):
-        assert word in first.stderr
-    assert "rollouts, SC" not in first.stderr
-    analysis = json.loads((out / "rollouts.json").read_text())
-    assert analysis.keys() == {"ARS-5", "BT-DisARM"}
-    assert len(analysis["ARS-5"]["scores"]) == 40
-    assert sum(analysis["ARS-5"]["rollouts"]) > 0
-    names = {path.stem for path in (out / "report").iterdir()}
-    assert names >= {*OWN_FIGURES, "rollouts-depths", "figure-tree_DIS", "curves-tree_DIS"}
-    rows = table_of(out / "report", "All measures, test")
-    assert list(rows) == ["MLE", "SC", "ARS-5", "tree_DIS", "BT-DisARM"]
-    gain = json.loads((out / "report" / "table.json").read_text())["comparison"]["methods"][-1]["gains"]["test"]
+        assert word in shown
+    assert "rollouts, SC" not in shown
+    measured = json.loads((out / "rollouts.json").read_text())
+    assert measured.keys() == {"ARS-5", "BT-DisARM"}
+    assert len(measured["ARS-5"]["scores"]) == 40
+    assert sum(measured["ARS-5"]["rollouts"]) > 0
+    assert {path.stem for path in (out / "report").iterdir()} >= FIGURES | {"rollouts-depths", "figure-tree_DIS"}
+    Page(out / "report" / "report.html")
+    report = open_report(out / "report")
+    assert list(table_of(report, "All measures, test")) == ["MLE", "SC", "ARS-5", "tree_DIS", "BT-DisARM"]
+    gain = report.numbers["comparison"]["methods"][-1]["gains"]["test"]
     start, end = (
         np.array(json.loads((out / "seed-0" / name / "result.json").read_text())["test"]["scores"])
         for name in ("tree-dis", "tree-dis-bt-disarm-0.001")
     )
     assert gain["value"] == pytest.approx((end - start).mean(), abs=1e-5)  # over the model that it started from
-    curves = [json.loads((out / "report" / f"curves{part}.json").read_text()) for part in ("", "-tree_DIS")]
-    assert [[one["label"] for one in own["seconds"]] for own in curves] == [["SC", "ARS-5"], ["BT-DisARM"]]
-    depths = json.loads((out / "report" / "rollouts.json").read_text())["by_depth"]
     tree = load_tree(out / "seed-0" / "tree-dis" / "tree.safetensors").tree
-    assert [(one["label"], len(one["values"])) for one in depths] == [("BT-DisARM", tree.depth)]
-    row = rows["ARS-5"]
-    result = json.loads((out / "seed-0" / "ars-5-0.001" / "result.json").read_text())
-    assert row["BLEU-1"] == f"{100 * result['test']['bleu_1']:.1f}"
+    section = next(section for section in report.sections if section.title == "Rollouts by depth in the tree")
+    (figure,) = section.blocks
+    assert isinstance(figure, Figure)
+    assert [(one["label"], len(one["values"])) for one in figure.data["maps"]] == [("BT-DisARM", tree.depth)]

@@ -22,168 +22,126 @@ def score(function: RewardFunction, sequences: list[list[int]], **columns: Seque
     return Reward(function)(sequences, range(10, 10 + len(sequences)), columns).values.tolist()
 
 
-def returning(result: Any, name: str = "fixed") -> Reward:
+def returning(result: Any) -> Reward:
     """A reward whose function returns `result` whatever it gets."""
-    return Reward(lambda sequences: result, name=name)
+    return Reward(lambda sequences: result, name="fixed")
 
 
 # How a function is called
 
 
-def test_columns_are_passed_by_keyword():
-    def count(sequences: list[list[int]], target: list[int]) -> list[float]:
-        return [float(tokens.count(t)) for tokens, t in zip(sequences, target, strict=True)]
+def by_keyword(sequences: list[list[int]], target: list[int]) -> list[float]:
+    return [float(tokens.count(t)) for tokens, t in zip(sequences, target, strict=True)]
 
-    assert score(count, [[1, 1], [1, 2]], target=[1, 2], unused=["a", "b"]) == [2.0, 1.0]
+
+def sequences_last(target: list[int], sequences: list[list[int]]) -> list[float]:
+    return by_keyword(sequences, target)
+
+
+def first_parameter(completions: list[list[int]], **others: Any) -> list[float]:
+    assert "sequences" not in others
+    return by_keyword(completions, others["target"])
+
+
+def positional_only(sequences: list[list[int]], /, target: list[int]) -> list[float]:
+    return by_keyword(sequences, target)
+
+
+def first_is_a_column(target: list[int], **others: Any) -> list[float]:
+    return by_keyword(others["sequences"], target)
+
+
+class Scorer:
+    def __call__(self, sequences: list[list[int]], target: list[int]) -> list[float]:
+        return by_keyword(sequences, target)
+
+    def method(self, sequences: list[list[int]], target: list[int]) -> list[float]:
+        return by_keyword(sequences, target)
+
+
+FUNCTIONS = [by_keyword, sequences_last, first_parameter, positional_only, first_is_a_column, Scorer(), Scorer().method]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, partial(by_keyword, target=[1, 3])])
+def test_every_kind_of_function(function: RewardFunction):
+    columns = {"unused": ["a", "b"]} if isinstance(function, partial) else {"target": [1, 3], "unused": ["a", "b"]}
+    assert score(function, [[1, 1], [3, 1, 3, 3]], **columns) == [2.0, 3.0]
+    assert Reward(Scorer()).name == "Scorer"
 
 
 def test_a_function_with_keyword_arguments_gets_everything():
-    seen: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def function(**kwargs: Any) -> list[float]:
-        seen.update(kwargs)
+        arguments.update(kwargs)
         return [0.0, 0.0]
 
     Reward(function)(TWO, [7, 8], {"a": "xy", "b": (1, 2)}, [True, False])
-    assert seen == {
-        "sequences": TWO,
-        "examples": [7, 8],
-        "finished": [True, False],
-        "a": ["x", "y"],
-        "b": [1, 2],
-    }
+    flags = {"examples": [7, 8], "finished": [True, False]}
+    assert arguments == {"sequences": TWO, **flags, "a": ["x", "y"], "b": [1, 2]}
 
 
-def test_finished_and_examples_are_passed_if_accepted():
-    def function(sequences: list[list[int]], finished: list[bool], *, examples: list[int]) -> list[float]:
-        return [e + 0.5 * done for e, done in zip(examples, finished, strict=True)]
+def test_finished_examples_and_defaults():
+    def function(
+        sequences: list[list[int]], finished: list[bool] | None = None, weight: Any = (5.0, 5.0), *, examples: list[int]
+    ) -> list[float]:
+        done = finished or [False, False]
+        return [e + 0.5 * d + 10 * w for e, d, w in zip(examples, done, weight, strict=True)]
 
-    assert Reward(function)(TWO, [7, 8], {}, [True, False]).values.tolist() == [7.5, 8.0]
-
-
-def test_finished_keeps_its_default_if_the_caller_does_not_know():
-    def function(sequences: list[list[int]], finished: list[bool] | None = None) -> list[float]:
-        return [float(finished is None)] * len(sequences)
-
-    assert score(function, TWO) == [1.0, 1.0]
-    assert Reward(function)(TWO, [0, 1], {}, [True, True]).values.tolist() == [0.0, 0.0]
+    assert Reward(function)(TWO, [7, 8], {}).values.tolist() == [57.0, 58.0]
+    assert Reward(function)(TWO, [7, 8], {"weight": [1.0, 2.0]}, [True, False]).values.tolist() == [17.5, 28.0]
 
 
-def test_a_column_goes_before_a_default():
-    def function(sequences: list[list[int]], weight: Sequence[float] = (5.0, 5.0)) -> list[float]:
-        return list(weight)
-
-    assert score(function, TWO) == [5.0, 5.0]
-    assert score(function, TWO, weight=[1.0, 2.0]) == [1.0, 2.0]
-
-
-def test_without_a_parameter_sequences_the_first_positional_one_gets_them():
-    def first(completions: list[list[int]], **kwargs: Any) -> list[float]:
-        assert "sequences" not in kwargs
-        return [float(len(tokens)) for tokens in completions]
-
-    def positional_only(sequences: list[list[int]], /, bonus: list[int]) -> list[float]:
-        return [len(tokens) + b for tokens, b in zip(sequences, bonus, strict=True)]
-
-    assert score(first, TWO) == [2.0, 1.0]
-    assert score(positional_only, TWO, bonus=[10, 20]) == [12.0, 21.0]
-
-
-def test_a_parameter_sequences_need_not_come_first():
-    def function(target: list[int], sequences: list[list[int]]) -> list[float]:
-        return [float(tokens[0] == t) for tokens, t in zip(sequences, target, strict=True)]
-
-    assert score(function, TWO, target=[1, 1]) == [1.0, 0.0]
-
-
-def test_a_first_parameter_named_as_a_column_gets_the_column():
-    def keywords(target: list[int], **kwargs: Any) -> list[float]:
-        return [t + len(tokens) for tokens, t in zip(kwargs["sequences"], target, strict=True)]
-
-    def none_left(target: list[int]) -> list[float]:
-        return [float(t) for t in target]
-
-    assert score(keywords, TWO, target=[10, 20]) == [12.0, 21.0]
-    with pytest.raises(InputError, match="'none_left' has no parameter for the sequences"):
-        score(none_left, TWO, target=[10, 20])
-
-
-def test_methods_partials_and_callable_objects_work():
-    class Scaled:
-        def __call__(self, sequences: list[list[int]], scale: list[float]) -> list[float]:
-            return [len(tokens) * s for tokens, s in zip(sequences, scale, strict=True)]
-
-        def method(self, sequences: list[list[int]], scale: list[float]) -> list[float]:
-            return self(sequences, scale)
-
-    for function in (Scaled(), Scaled().method):
-        assert score(function, TWO, scale=[1.0, 2.0]) == [2.0, 2.0]
-    assert score(partial(Scaled(), scale=[3.0, 3.0]), TWO) == [6.0, 3.0]
-    assert Reward(Scaled()).name == "Scaled"
-
-
-def test_a_required_parameter_without_a_column_is_refused():
-    def function(sequences: list[list[int]], answer: list[str], weight: float = 1.0) -> list[float]:
+def test_parameters_that_cannot_be_filled_are_refused():
+    def exact(sequences: list[list[int]], answer: list[str], weight: float = 1.0) -> list[float]:
         raise AssertionError("must not be called")
 
-    reward = Reward(function, name="exact")
+    def no_sequences(target: list[int]) -> list[float]:
+        raise AssertionError("must not be called")
+
     with pytest.raises(InputError, match=r"'exact' requires the parameter `answer`.*\(prompt, target\)"):
-        reward(TWO, [0, 1], {"prompt": "ab", "target": "cd"})
+        Reward(exact)(TWO, [0, 1], {"prompt": "ab", "target": "cd"})
     with pytest.raises(InputError, match=r"`answer`.*sequences, examples, finished and the columns \(none\)"):
-        reward(TWO, [0, 1], {}, [True, True])
+        Reward(exact)(TWO, [0, 1], {}, [True, True])
+    with pytest.raises(InputError, match="'no_sequences' has no parameter for the sequences"):
+        score(no_sequences, TWO, target=[10, 20])
+    with pytest.raises(InputError, match=r"the parameters of reward 'min' .* wrap it in a `def`"):
+        Reward(min)
 
 
-def test_the_function_cannot_change_the_caller_s_sequences():
-    def greedy(sequences: list[list[int]]) -> list[float]:
-        return [float(tokens.pop()) for tokens in sequences]
-
-    sequences = [[1, 2], [3]]
-    assert score(greedy, sequences) == [2.0, 3.0]
-    assert sequences == TWO
-
-
-def test_the_batch_size_bounds_every_call():
+def test_calls_are_bounded_by_the_batch_size_and_get_copies():
     sizes: list[int] = []
 
     def function(sequences: list[list[int]]) -> list[float]:
         sizes.append(len(sequences))
-        return [float(tokens[0]) for tokens in sequences]
+        return [float(tokens.pop()) for tokens in sequences]
 
-    scores = Reward(function, batch_size=2)([[n] for n in range(5)], [0] * 5, {})
-    assert scores.values.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    sequences = [[n] for n in range(5)]
+    assert Reward(function, batch_size=2)(sequences, [0] * 5, {}).values.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert sizes == [2, 2, 1]
-
-
-def test_an_empty_batch_needs_no_call():
-    def function(sequences: list[list[int]], missing: list[int]) -> list[float]:
-        raise AssertionError("must not be called")
-
-    scores = Reward(function)([], [], {})
-    assert scores.values.shape == (0,)
-    assert scores.values.dtype == torch.float64
-    assert scores.calls == 0
+    assert sequences == [[n] for n in range(5)]
+    empty = Reward(function)([], [], {})
+    assert (empty.values.shape, empty.values.dtype, empty.calls) == ((0,), torch.float64, 0)
+    assert len(sizes) == 3
 
 
 # Duplicates and the cache
 
 
 def test_duplicates_have_the_same_example_tokens_and_flag():
-    seen: list[tuple[int, list[int], bool]] = []
+    scored: list[tuple[int, list[int], bool]] = []
 
     def function(sequences: list[list[int]], examples: list[int], finished: list[bool]) -> list[float]:
-        seen.extend(zip(examples, sequences, finished, strict=True))
-        return [float(len(seen) - n) for n in range(len(sequences), 0, -1)]
+        scored.extend(zip(examples, sequences, finished, strict=True))
+        return [float(len(scored) - n) for n in range(len(sequences), 0, -1)]
 
+    reward = Reward(function)
     sequences = [[1], [1], [1], [1], [2], [1]]
-    scores = Reward(function)(sequences, [0, 0, 1, 0, 0, 0], {}, [True, True, True, False, True, True])
-    assert seen == [(0, [1], True), (1, [1], True), (0, [1], False), (0, [2], True)]
+    scores = reward(sequences, [0, 0, 1, 0, 0, 0], {}, [True, True, True, False, True, True])
+    assert scored == [(0, [1], True), (1, [1], True), (0, [1], False), (0, [2], True)]
     assert scores.values.tolist() == [0.0, 0.0, 1.0, 2.0, 3.0, 0.0]
     assert scores.calls == 4
-
-
-def test_without_a_cache_every_call_evaluates_again():
-    reward = Reward(lambda sequences: [1.0] * len(sequences))
-    assert [reward([[1], [1]], [0, 0], {}).calls for _ in range(2)] == [1, 1]
+    assert reward([[1], [1]], [0, 0], {}, [True, True]).calls == 1  # nothing is remembered without a cache
 
 
 def test_the_cache_keeps_the_results_used_last():
@@ -248,6 +206,7 @@ def test_the_deduplicated_result_equals_the_plain_one(
     "result",
     [
         [1.5, 2],
+        [1.5, 1 + np.True_],
         (1.5, 2.0),
         np.array([1.5, 2.0]),
         np.array([1.5, 2.0], dtype=np.float32),
@@ -263,11 +222,6 @@ def test_all_kinds_of_number_lists_are_accepted(result: Any):
     assert scores.values.tolist() == [1.5, 2.0]
 
 
-def test_truth_values_count_as_numbers():
-    assert returning([True, False])(TWO, [0, 1], {}).values.tolist() == [1.0, 0.0]
-    assert returning([np.True_, np.False_])(TWO, [0, 1], {}).values.tolist() == [1.0, 0.0]
-
-
 def test_none_skips_a_sequence():
     scores = returning([None, 2.0])(TWO, [0, 1], {})
     assert scores.values.isnan().tolist() == [True, False]
@@ -275,75 +229,49 @@ def test_none_skips_a_sequence():
 
 
 @pytest.mark.parametrize(
-    ("result", "shown"),
+    ("result", "message"),
     [
-        (math.nan, r"nan \(float\)"),
-        (-math.inf, r"-inf \(float\)"),
-        (np.float32("nan"), r"nan \(float\)"),
-        (10**400, r"1000.*\(int\)"),
-        ("2.0", r"'2.0' \(str\)"),
-        ([2.0], r"\[2.0\] \(list\)"),
-        (2j, r"2j \(complex\)"),
-        (torch.ones(1), r"tensor\(\[1.\]\) \(Tensor\)"),
-    ],
-)
-def test_an_entry_that_is_no_finite_number_is_an_error_naming_the_example(result: Any, shown: str):
-    message = rf"^reward 'fixed' returned {shown} for a sequence of example 42; return a finite number"
-    with pytest.raises(RewardError, match=message):
-        returning([1.0, result])(TWO, [41, 42], {})
-
-
-@pytest.mark.parametrize(
-    ("result", "shown"),
-    [
-        (1.0, "a float"),
+        # An entry that is not a finite number
+        ([1.0, math.nan], r"nan \(float\) for a sequence of example 42; return a finite number"),
+        ([1.0, -math.inf], r"-inf \(float\) for a sequence of example 42"),
+        ([1.0, np.float32("nan")], r"nan \(float\)"),
+        ([1.0, 10**400], r"1000.*\(int\)"),
+        ([1.0, "2.0"], r"'2.0' \(str\)"),
+        ([1.0, [2.0]], r"\[2.0\] \(list\)"),
+        ([1.0, 2j], r"2j \(complex\)"),
+        ([1.0, torch.ones(1)], r"tensor\(\[1.\]\) \(Tensor\)"),
+        # Not a sequence of one value for each
+        (1.0, r"a float, in a batch of 2 sequences \(examples 41, 42\); return"),
         (None, "a NoneType"),
         ("12", "a str"),
         ({1.0, 2.0}, "a set"),
         (torch.tensor(1.0), "a Tensor of 0 dimensions"),
         (np.ones((2, 1)), "a ndarray of 2 dimensions"),
+        ([1.0, 2.0, 3.0], r"3 values, in a batch of 2 sequences \(examples 41, 42\); return one"),
     ],
 )
-def test_a_result_that_is_no_sequence_is_an_error(result: Any, shown: str):
-    message = rf"^reward 'fixed' returned {shown}, in a batch of 2 sequences \(examples 41, 42\); return"
-    with pytest.raises(RewardError, match=message):
+def test_results_that_are_refused(result: Any, message: str):
+    with pytest.raises(RewardError, match=f"^reward 'fixed' returned {message}"):
         returning(result)(TWO, [41, 42], {})
 
 
-def test_a_result_of_the_wrong_length_is_an_error():
-    message = r"^reward 'fixed' returned 3 values, in a batch of 2 sequences \(examples 4, 5\); return one"
-    with pytest.raises(RewardError, match=message):
-        returning([1.0, 2.0, 3.0])(TWO, [4, 5], {})
-    with pytest.raises(RewardError, match=r"^reward 'fixed' returned 0 values, on a sequence of example 4; "):
-        returning([])([[1]], [4], {})
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("by nought"), SystemExit("enough")])
+@pytest.mark.parametrize("error", [ZeroDivisionError("by nought"), SystemExit("enough"), AssertionError()])
 def test_an_exception_is_chained_and_names_the_examples(error: BaseException):
     def broken(sequences: list[list[int]]) -> list[float]:
         raise error
 
-    with pytest.raises(RewardError) as single:
+    with pytest.raises(
+        RewardError, match=f"^reward 'broken' raised {type(error).__name__}.*{error}.* example 9;"
+    ) as one:
         Reward(broken)([[1]], [9], {})
-    assert single.value.__cause__ is error
-    assert str(single.value) == (
-        f"reward 'broken' raised {type(error).__name__}: {error}, on a sequence of example 9; "
-        "correct the function, or let it return None for a sequence that it cannot score"
-    )
-    with pytest.raises(RewardError, match=r"in a batch of 3 sequences \(examples 9, 4\);"):
-        Reward(broken)([[1], [2], [3]], [9, 4, 9], {})
-    with pytest.raises(RewardError, match=r"in a batch of 2 sequences \(example 9\);"):
-        Reward(broken)([[1], [2]], [9, 9], {})
-    with pytest.raises(RewardError, match=r"batch of 20 sequences \(examples 0, 1, 2, 3, 4, 5, 6, 7, …\);"):
-        Reward(broken)([[n] for n in range(20)], range(20), {})
-
-
-def test_an_exception_without_a_message_is_named():
-    def broken(sequences: list[list[int]]) -> list[float]:
-        raise AssertionError
-
-    with pytest.raises(RewardError, match="raised AssertionError, on a sequence of example 9;"):
-        Reward(broken)([[1]], [9], {})
+    assert one.value.__cause__ is error
+    for examples, message in (
+        ([9, 4, 9], r"in a batch of 3 sequences \(examples 9, 4\);"),
+        ([9, 9], r"in a batch of 2 sequences \(example 9\);"),
+        (range(20), r"batch of 20 sequences \(examples 0, 1, 2, 3, 4, 5, 6, 7, …\);"),
+    ):
+        with pytest.raises(RewardError, match=message):
+            Reward(broken)([[n] for n in range(len(examples))], examples, {})
 
 
 def test_an_interruption_is_not_a_reward_error():
@@ -365,33 +293,26 @@ def test_an_interruption_is_not_a_reward_error():
         ({"batch_size": 0}, "batch_size=0"),
         ({"workers": 1, "timeout": 0.0}, "timeout=0.0"),
         ({"workers": 1, "timeout": math.nan}, "timeout=nan"),
-        ({"timeout": 1.0}, "^a time-out needs worker processes: set workers=1 or more$"),
+        ({"timeout": 1.0}, "a time-out needs worker processes"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str):
+def test_options_that_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         Reward(lambda sequences: [0.0], **options)
 
 
-def test_a_function_whose_parameters_are_hidden_is_refused():
-    with pytest.raises(InputError, match=r"^the parameters of reward 'min' .* wrap it in a `def`"):
-        Reward(min)
-
-
-def test_lengths_that_differ_are_refused():
-    reward = returning([0.0, 0.0])
-    with pytest.raises(InputError, match="got 1 entries of 'examples' for 2 sequences"):
-        reward(TWO, [0], {})
-    with pytest.raises(InputError, match="got 3 entries of 'target' for 2 sequences"):
-        reward(TWO, [0, 1], {"target": [1, 2, 3]})
-    with pytest.raises(InputError, match="got 1 entries of 'finished' for 2 sequences"):
-        reward(TWO, [0, 1], {}, [True])
-
-
-@pytest.mark.parametrize("name", ["sequences", "examples", "finished"])
-def test_columns_with_reserved_names_are_refused(name: str):
-    with pytest.raises(InputError, match=f"the column '{name}' has a name that is reserved"):
-        returning([0.0, 0.0])(TWO, [0, 1], {name: [1, 2]})
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0], {}), "1 entries of 'examples' for 2 sequences"),
+        (([0, 1], {"target": [1, 2, 3]}), "3 entries of 'target' for 2 sequences"),
+        (([0, 1], {}, [True]), "1 entries of 'finished' for 2 sequences"),
+        *[(([0, 1], {name: [1, 2]}), f"'{name}' .* reserved") for name in ("sequences", "examples", "finished")],
+    ],
+)
+def test_columns_that_are_refused(arguments: tuple[Any, ...], message: str):
+    with pytest.raises(InputError, match=message):
+        returning([0.0, 0.0])(TWO, *arguments)
 
 
 def test_closing_a_reward_without_workers_changes_nothing():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from corollout.tasks.captioning.features import Table
+from corollout.events import Callback
+from corollout.tasks.captioning.features import Features
 
 WORDS = ("dog", "cat", "man", "ball", "park", "red", "blue", "runs", "sits", "plays")
 
@@ -46,12 +47,17 @@ def flickr(path: Path, names: Sequence[str], captions: int = 5) -> None:
     path.write_text("".join(lines))
 
 
+def listen(warnings: list[str]) -> Callback:
+    """A callback that collects warnings."""
+    return lambda event: warnings.append(event.record["text"]) if event.kind == "warning" else None
+
+
 def numbers(count: int, width: int = 6, dtype: type = np.float32) -> np.ndarray:
     """Rows of features, all of them different."""
     return (np.arange(count * width).reshape(count, width) / 8).astype(dtype)
 
 
-def table(names: Sequence[str], array: np.ndarray | None = None) -> Table:
+def table(names: Sequence[str], array: np.ndarray | None = None) -> Features:
     """Features in memory."""
     rows = numbers(len(names)) if array is None else array
-    return Table(Path("memory"), names, rows.shape[1], rows.dtype, lambda first, end: rows[first:end])
+    return Features(names, rows.shape[1], rows.dtype, lambda indices: rows[indices])

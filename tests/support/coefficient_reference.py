@@ -1,4 +1,4 @@
-"""The coefficients of ARS as plain sums over every entry of the table of pseudo-actions."""
+"""The coefficients of ARS as plain sums over all entries of the table of pseudo-actions."""
 
 from itertools import product
 from unittest.mock import patch
@@ -6,32 +6,31 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from corollout.estimators import coefficients
-from corollout.estimators.coefficients import Coefficients
+from corollout.estimators import ars
+from corollout.estimators.ars import Coefficients
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.noise import Noise, dirichlet
 
-LEAST = 1e-5  # below this, a sum is zero but for rounding
+LEAST = 1e-5  # a smaller sum is zero up to rounding
 
 
 def plain_sums(table: PseudoActions, weight: Tensor, token: Tensor) -> Tensor:
-    """S[cell, action, coordinate], main trajectories' own actions left out, in double precision."""
-    dense = table.dense()
-    cells, references, vocab = dense.shape
-    sums = torch.zeros(cells, vocab, vocab, dtype=torch.float64)
-    for c in range(cells):
-        for k in range(references):
-            for m in range(vocab):
-                sums[c, int(dense[c, k, m]), m] += weight[c, k].double()
-                sums[c, int(table.default[c, k]), m] -= weight[c, k].double()
-        sums[c, int(token[c])] = 0
-    return sums
+    """S[cell, action, coordinate] without the actions of the main trajectories, in double precision."""
+    dense, default, w = table.dense().tolist(), table.default.tolist(), weight.double().tolist()
+    sums = [[[0.0] * table.vocab for _ in range(table.vocab)] for _ in w]
+    for c, taken in enumerate(token.tolist()):
+        for k, row in enumerate(dense[c]):
+            for m, action in enumerate(row):
+                sums[c][action][m] += w[c][k]
+                sums[c][default[c][k]][m] -= w[c][k]
+        sums[c][taken] = [0.0] * table.vocab
+    return torch.tensor(sums, dtype=torch.float64)
 
 
 def make_case(
     vocab: int, count: int, scale: float, dtype: torch.dtype, draw: int = 0
 ) -> tuple[PseudoActions, Tensor, Tensor]:
-    """Pseudo-actions of some cells, their w_k, and tokens, most of which are the true actions."""
+    """Pseudo-actions of some cells, w_k, and tokens, most of which are the true actions."""
     generator = torch.Generator().manual_seed(vocab * 10 + count)
     cells = 23
     logits = (scale * torch.randn(cells, vocab, generator=generator)).to(dtype)
@@ -51,23 +50,23 @@ CASES = [(5, 5, 1.0), (5, 2, 2.0), (9, 9, 0.0), (12, 3, 1.0), (2, 2, 1.0), (1, 1
 
 
 def sums_agree(dtype: torch.dtype = torch.float64) -> bool:
-    """Whether both ways of adding up, the compiled one run as plain Python, give the plain sums."""
+    """Whether both implementations, the compiled one run as Python, give the plain sums."""
     for vocab, count, scale in CASES:
         case = make_case(vocab, count, scale, dtype)
         wanted = plain_sums(*case)
-        with patch.object(coefficients, "_bucket", coefficients._bucket.py_func):
-            ways = [coefficients._collect_torch(*case), coefficients._collect_compiled(*case)]
-        if not all(_are(found, wanted) for found in ways):
+        with patch.object(ars, "_bucket", ars._bucket.py_func):
+            ways = [ars._collect_torch(*case), ars._collect_compiled(*case)]
+        if not all(_equal(sums, wanted) for sums in ways):
             return False
     return True
 
 
 def means_agree(dtype: torch.dtype = torch.float64) -> bool:
-    """Whether the mean of one, two or three coefficients is that of all their values, added up one by one."""
+    """Whether the mean of one, two or three lists of coefficients is the mean of their values."""
     for (vocab, count, scale), draws in product(CASES, (1, 2, 3)):
         cases = [make_case(vocab, count, scale, dtype, draw) for draw in range(draws)]
         cells = torch.arange(len(cases[0][2]))
-        parts = [Coefficients.of(*case, cells // 3, cells % 3) for case in cases]
+        parts = [Coefficients.from_table(*case, cells // 3, cells % 3) for case in cases]
         wanted = torch.zeros(len(cells), vocab, vocab, dtype=torch.float64)
         for part in parts:
             entries = zip(part.branch.tolist(), part.coordinate.tolist(), part.value.tolist(), strict=True)
@@ -75,26 +74,25 @@ def means_agree(dtype: torch.dtype = torch.float64) -> bool:
                 cell = int(part.row[branch]) * 3 + int(part.step[branch])
                 wanted[cell, int(part.action[branch]), coordinate] += value / draws
         mean = Coefficients.mean(parts, vocab)
-        found = mean.row * 3 + mean.step, mean.action, mean.norm, mean.branch, mean.coordinate, mean.value
-        if not _are(found, wanted):
+        sums = mean.row * 3 + mean.step, mean.action, mean.norm, mean.branch, mean.coordinate, mean.value
+        if not _equal(sums, wanted):
             return False
     return True
 
 
-def _are(found: tuple[Tensor, ...], wanted: Tensor) -> bool:
-    cell, action, norm, branch, coordinate, value = found
+def _equal(sums: tuple[Tensor, ...], wanted: Tensor) -> bool:
+    cell, action, norm, branch, coordinate, value = sums
     vocab = wanted.shape[1]
     dense = torch.zeros_like(wanted)
     dense.index_put_((cell[branch], action[branch], coordinate), value.double(), accumulate=True)
     centred = wanted - wanted.mean(2, keepdim=True)
     size = centred.norm(dim=2)
-    there = size > LEAST
-    # What is the same at every coordinate is removed by the centring: it is no branch.
+    kept = size > LEAST  # coefficients that are equal at all coordinates vanish when they are centred
     ordered = (cell * vocab + action).diff() > 0
     return bool(
         ordered.all()
-        and torch.equal(there.nonzero(), torch.stack([cell, action], 1))
-        and torch.allclose(dense[there], wanted[there], atol=LEAST)
-        and torch.allclose(norm.double(), size[there], atol=LEAST)
+        and torch.equal(kept.nonzero(), torch.stack([cell, action], 1))
+        and torch.allclose(dense[kept], wanted[kept], atol=LEAST)
+        and torch.allclose(norm.double(), size[kept], atol=LEAST)
         and (value != 0).all()
     )

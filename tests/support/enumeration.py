@@ -1,4 +1,4 @@
-"""A policy small enough to enumerate: a table of logits, one row for each prefix. Its exact gradient is known."""
+"""Policies small enough to enumerate, so that the exact gradient is known: a table of logits for each prefix."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,10 +15,10 @@ from corollout.types import Decisions, Trajectories
 
 
 class TablePolicy(nn.Module):
-    """Logits are looked up by the whole prefix, so later ones depend on every earlier token.
+    """Logits are looked up by the whole prefix, so they depend on every earlier token.
 
-    A state is the prefix's number: the empty prefix is 0, and prefix p followed by token a is 1 + p·V + a. Feeding the
-    start token, whose id is V, leaves the empty prefix.
+    A state is the number of a prefix: the empty prefix is 0, and prefix p followed by token a is 1 + p·V + a. The start
+    token, whose id is V, does not change it.
     """
 
     def __init__(self, vocab: int, length: int, scale: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float64):
@@ -74,8 +74,14 @@ class Problem:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         return torch.tensor([self.rewards[tuple(row[:n])] for row, n in rows], dtype=torch.float64)
 
+    def logits_of(self, trajectories: Trajectories) -> Tensor:
+        """The logits of main trajectories, as an estimate computes them again."""
+        with torch.no_grad():
+            prefixes = self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)
+            return self.engine().head.logits(self.policy.table[prefixes], trajectories.tokens)
+
     def token_log_probs(self) -> Tensor:
-        """Of every token after every prefix, differentiable."""
+        """Log-probabilities of every token after every prefix, differentiable."""
         return self.policy.table.log_softmax(1)
 
     def expected_reward(self) -> Tensor:
@@ -97,7 +103,7 @@ class Problem:
     ) -> tuple[Tensor, "Trajectories"]:
         """One gradient with respect to the table for each of ``batch`` contexts: [context, prefix, V].
 
-        With ``split``, an estimator that compares the sequences of a batch sees batches of that many contexts.
+        With ``split``, an estimator that compares contexts sees batches of that many contexts.
         """
         engine = self.engine(**options)
         noise = Noise(seed)
@@ -109,15 +115,11 @@ class Problem:
         done = engine.complete(mains, plan.branches, noise)
         rewards = torch.cat([self.reward_of(mains.trajectories), self.reward_of(done.sequences)])
         trajectories = mains.trajectories
-        with torch.no_grad():
-            outputs = self.policy.table[
-                self.policy.prefix_numbers(trajectories.tokens).clamp(max=len(self.policy.table) - 1)
-            ]
-            logits = engine.head.logits(outputs, trajectories.tokens)
-            if split and isinstance(plan, SetPlan):
-                g = _in_batches(plan, rewards, logits, split)
-            else:
-                g = plan.gradient(rewards, logits)
+        logits = self.logits_of(trajectories)
+        if split and isinstance(plan, SetPlan):
+            g = _in_batches(plan, rewards, logits, split)
+        else:
+            g = plan.gradient(rewards, logits)
         out = torch.zeros(batch, *self.policy.table.shape, dtype=g.dtype)
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         prefix = self.policy.prefix_numbers(trajectories.tokens)[rows, steps]
@@ -125,28 +127,28 @@ class Problem:
         return out, trajectories
 
     def put(self, out: Tensor, contexts: Tensor, prefixes: Tensor, tokens: Tensor, g: Tensor) -> None:
-        """Add gradients with respect to the logits of single tokens to those with respect to the table."""
+        """Add gradients with respect to the logits of tokens to gradients with respect to the table."""
         out.index_put_((contexts, prefixes), g, accumulate=True)
 
 
 def _in_batches(plan: SetPlan, rewards: Tensor, logits: Tensor, contexts: int) -> Tensor:
-    """The gradients of a plan whose contexts see no other contexts than those of their own batch."""
-    parts = zip(plan.table.split(contexts), plan.weight.split(contexts), plan.other.split(contexts), strict=True)
+    """The gradient of a plan whose contexts are compared within batches of ``contexts`` only."""
+    parts = zip(plan.table.split(contexts), plan.weight.split(contexts), plan.mix.split(contexts), strict=True)
     g = torch.zeros_like(logits)
-    for table, weight, other in parts:
+    for table, weight, mix in parts:
         rows = table[table >= 0].sort().values
         whole = plan.trajectories
         picked: dict[str, Any] = {name: value[rows] for name, value in vars(whole).items() if isinstance(value, Tensor)}
         if whole.decisions is not None:
             picked["decisions"] = Decisions(*(value[rows] for value in vars(whole.decisions).values()))
-        here = torch.where(table >= 0, torch.searchsorted(rows, table.clamp(min=0)), -1)
-        part = replace(plan, trajectories=Trajectories(**picked), table=here, weight=weight, other=other)
+        local = torch.where(table >= 0, torch.searchsorted(rows, table.clamp(min=0)), -1)
+        part = replace(plan, trajectories=Trajectories(**picked), table=local, weight=weight, mix=mix)
         g[rows] = part.gradient(rewards[rows], logits[rows])
     return g
 
 
 def sequences_of(vocab: int, length: int) -> list[tuple[int, ...]]:
     """All sequences that end with token 0 or at the maximal length."""
-    words = range(1, vocab)
-    ended = [(*s, 0) for n in range(length) for s in product(words, repeat=n)]
-    return ended + list(product(words, repeat=length))
+    tokens = range(1, vocab)
+    finished = [(*s, 0) for n in range(length) for s in product(tokens, repeat=n)]
+    return finished + list(product(tokens, repeat=length))

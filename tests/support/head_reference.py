@@ -10,19 +10,19 @@ from corollout.noise import uniform
 from corollout.policies import TreeHead
 from corollout.trees import Tree
 
-# Doubts about a decision: its uniform number is so close to σ(φ), or φ to 0, that rounding may decide.
+# A decision is uncertain if its uniform number is so close to σ(φ), or φ to 0, that rounding may decide.
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
 def chain(size: int) -> Tree:
-    """The tree whose token t is t + 1 deep, but for the last one."""
+    """The tree whose token t has the depth t + 1, except for the last one."""
     children = np.array([[~node, node + 1] for node in range(size - 1)], np.int32)
     children[-1, 1] = ~(size - 1)
     return Tree(children)
 
 
 def random_head(tree: Tree, width: int = 6, seed: int = 0, dtype: torch.dtype = torch.float64) -> TreeHead:
-    """A head that prefers something, in every node something else."""
+    """A head with random weights."""
     generator = torch.Generator().manual_seed(seed)
     head = TreeHead(width, tree)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from corollout.tasks.captioning.images import Network
+from corollout.tasks.captioning.networks import Network
 
 
 class MeanColours(Network):

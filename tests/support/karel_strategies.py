@@ -12,10 +12,6 @@ from corollout.tasks.karel.world import DIRECTIONS, MOST_MARKERS
 Tokens = list[str]
 
 
-def _negated(condition: Tokens) -> Tokens:
-    return ["c(", "not", *condition, "c)"]
-
-
 def _bodies(statements: st.SearchStrategy[Tokens]) -> st.SearchStrategy[Tokens]:
     return st.lists(statements, min_size=1, max_size=4).map(lambda parts: [t for part in parts for t in part])
 
@@ -31,8 +27,9 @@ def _blocks(body: st.SearchStrategy[Tokens]) -> st.SearchStrategy[Tokens]:
 
 
 actions = st.sampled_from(ACTIONS).map(lambda name: [name])
-tests = st.sampled_from(TESTS).map(lambda name: ["c(", name, "c)"])
-conditions = tests | tests.map(_negated) | tests.map(_negated).map(_negated)
+conditions = st.builds(
+    lambda test, n: ["c(", *["not", "c("] * n, test, *["c)"] * (n + 1)], st.sampled_from(TESTS), st.integers(0, 2)
+)
 programs = st.recursive(_bodies(actions), _blocks, max_leaves=12).map(lambda body: ["DEF", "run", "m(", *body, "m)"])
 
 

@@ -1,7 +1,7 @@
-"""Do a run again and again, killing it at random instants: ``kill_loop.py RUN KILLS SEED LONGEST``.
+"""Resume a run again and again, killing it at random instants: ``kill_loop.py RUN KILLS SEED LONGEST``.
 
 Everything is imported once, and each attempt is a fork of this process: a kill costs milliseconds instead of the
-seconds that Python needs to start. After KILLS kills the run is left alone. LONGEST is the most that an attempt may
+seconds that Python needs to start. After KILLS kills the run may finish. LONGEST is the most that an attempt may
 take. Prints how often the run was killed, and at which updates.
 """
 
@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from corollout.tasks.karel import machine
-from corollout.training import start as jobs
 from corollout.training.runs import Run
+from corollout.training.start import resume_run
 
 
 def attempt(directory: Path, delay: float | None) -> bool:
-    """Go on with a run; kill it after a delay. Whether it ended by itself."""
+    """Resume a run in a fork and kill it after a delay; return whether it finished first."""
     child = os.fork()
     if child == 0:
         try:
-            jobs.resume(directory)
+            resume_run(directory)
         except BaseException as error:
             print(f"failed: {error!r}", file=sys.stderr)
             os._exit(1)

@@ -7,13 +7,17 @@ VOID = {"meta", "br", "img", "rect", "path", "circle"}
 
 
 class Page(HTMLParser):
-    """Refuses tags that do not match, and whatever would be loaded or run; counts elements by tag and class."""
+    """Refuses tags that do not match, ids that occur twice, and whatever would be loaded or run.
+
+    Counts elements by tag and class.
+    """
 
     def __init__(self, path: Path):
         super().__init__()
         self.open: list[str] = []
         self.found: list[tuple[str, str | None]] = []
         self.images: list[str] = []
+        self.ids: set[str | None] = set()
         self.text = ""
         self.feed(path.read_text("utf-8"))
         assert self.open == []
@@ -26,6 +30,9 @@ class Page(HTMLParser):
             assert tag == "img"
             assert (given["src"] or "").startswith("data:image/")
             self.images.append(given["src"] or "")
+        if "id" in given:
+            assert given["id"] not in self.ids
+            self.ids.add(given["id"])
         self.found.append((tag, given.get("class")))
         if tag not in VOID:
             self.open.append(tag)

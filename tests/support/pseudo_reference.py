@@ -1,4 +1,4 @@
-"""Pseudo-actions by brute force: exchange two coordinates of π and draw again."""
+"""Pseudo-actions by brute force: swap two coordinates of π and draw again."""
 
 from unittest.mock import patch
 
@@ -6,27 +6,26 @@ import torch
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators import pseudo
+from corollout.estimators import pseudo, pseudo_torch
 from corollout.noise import Noise, dirichlet
 
 
 def by_swapping(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
     """The table z^{m⇌j_k}: [rows, K, V]."""
     rows, vocab = logits.shape
-    here = torch.arange(rows)
+    index = torch.arange(rows)
     table = torch.empty(rows, references.shape[1], vocab, dtype=torch.int64)
     for k in range(references.shape[1]):
         j = references[:, k]
         for m in range(vocab):
             swapped = pi.clone()
-            swapped[here, j] = pi[here, m]
-            swapped[here, m] = pi[here, j]
+            swapped[index, j], swapped[index, m] = pi[index, m], pi[index, j]
             table[:, k, m] = (swapped.log() - logits).argmin(1)
     return table
 
 
 def swaps_agree() -> bool:
-    """Whether the search by PyTorch operations, and the compiled one run as plain Python, find what swapping finds."""
+    """Whether the PyTorch search, and the core of the compiled one run as Python, give the same as swapping."""
     generator = torch.Generator().manual_seed(0)
     for vocab, scale, coarse, shift in (
         (5, 1.0, False, 0.0),
@@ -49,25 +48,25 @@ def swaps_agree() -> bool:
         for count in (1, vocab):
             references = torch.rand(rows, vocab, generator=generator).argsort(1)[:, :count].contiguous()
             wanted = by_swapping(logits, pi, references)
-            with patch.object(pseudo, "_BLOCK", 20 * vocab):  # several blocks, the last of one row
-                true, default, entries = pseudo._search_torch(logits, pi.log(), references)
-            found = pseudo.PseudoActions(vocab, true, references, default, *entries).dense()
-            if not torch.equal(found, wanted) or not torch.equal(true, (pi.log() - logits).argmin(1)):
+            with patch.object(pseudo_torch, "_BLOCK", 20 * vocab):  # several blocks, the last of one row
+                true, default, entries = pseudo_torch.search_torch(logits, pi.log(), references)
+            table = pseudo.PseudoActions(vocab, true, references, default, *entries).dense()
+            if not torch.equal(table, wanted) or not torch.equal(true, (pi.log() - logits).argmin(1)):
                 return False
             if not _winners_agree(logits, pi, references, wanted):
                 return False
-    return _refused("logits of row 4", logits_of_4=-torch.inf) and _refused("pi of row 2", log_pi_of_2=torch.inf)
+    return _names("logits of row 4", logits_of_4=-torch.inf) and _names("pi of row 2", log_pi_of_2=torch.inf)
 
 
-def _refused(words: str, logits_of_4: float = 0.0, log_pi_of_2: float = -1.0) -> bool:
-    """Whether rows from which nothing can be drawn are refused by their number."""
+def _names(message: str, logits_of_4: float = 0.0, log_pi_of_2: float = -1.0) -> bool:
+    """Whether the error message names the invalid row."""
     logits, log_pi = torch.zeros(6, 3), torch.full((6, 3), -1.0)
     logits[4] = logits_of_4
     log_pi[2, 1] = log_pi_of_2
     try:
-        pseudo._search_torch(logits, log_pi, torch.arange(3).expand(6, -1))
+        pseudo_torch.search_torch(logits, log_pi, torch.arange(3).expand(6, -1))
     except InputError as error:
-        return words in str(error)
+        return message in str(error)
     return False
 
 

@@ -52,12 +52,7 @@ def mixed(sequences: list[list[int]], weight: Sequence[float], finished: list[bo
 class SlowToLoad:
     """The reward `mixed`, but it takes a second to unpickle."""
 
-    def __call__(
-        self,
-        sequences: list[list[int]],
-        weight: Sequence[float],
-        finished: list[bool],
-    ) -> list[float | None]:
+    def __call__(self, sequences: list[list[int]], weight: list[float], finished: list[bool]) -> list[float | None]:
         return mixed(sequences, weight, finished)
 
     def __reduce__(self) -> tuple[object, tuple[()]]:

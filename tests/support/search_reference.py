@@ -1,7 +1,7 @@
-"""Searches the slow and obvious way: plain lists of prefixes of a table policy, extended by every token there is.
+"""Searches the slow and obvious way: plain lists of prefixes of a table policy, extended by every token.
 
-Nothing is thrown away when sequences are drawn without replacement here: every one of them is given its perturbed
-log-probability, from the root of the tree of prefixes downwards. Only then are they put in order.
+Nothing is dropped when sequences are drawn without replacement here: each of them gets its perturbed log-probability,
+from the root of the tree of prefixes downwards. Only then are they sorted.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from corollout.noise import MAIN, SET, Noise, conditional_gumbels, exponential
 from corollout.policies import TreeHead, walks
-from corollout.policies.heads import SOFTMAX, Head, Perturbed, head_of
+from corollout.policies.protocol import SOFTMAX, Head, Ranked, head_of
 from corollout.rollouts import Engine, Mains
 from corollout.types import Sampler
 from tests.support.enumeration import TablePolicy
@@ -36,15 +36,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Plain:
-    """All complete sequences, best first, and the places, in their levels, of all prefixes that were extended."""
+    """All complete sequences, best first, and the positions, in their levels, of all prefixes that were extended."""
 
     items: list[Item]
     extended: list[int]
 
 
-Extend = Callable[
-    [Item, int], list[tuple[float, float]]
-]  # an item, its place: rank and log-probability with each token
+# An item and its position in its level → rank and log-probability with each token
+Extend = Callable[[Item, int], list[tuple[float, float]]]
 
 
 def plain_search(policy: TablePolicy, root: int, length: int, size: int | None, extend: Extend) -> Plain:
@@ -52,12 +51,12 @@ def plain_search(policy: TablePolicy, root: int, length: int, size: int | None, 
     items, extended = [Item(0.0, 0.0, (), root)], []
     while not all(_over(item, length) for item in items):
         grown = []
-        for place, item in enumerate(items):
+        for position, item in enumerate(items):
             if _over(item, length):
                 grown.append(item)
                 continue
-            extended.append(place)
-            for token, (rank, log_prob) in enumerate(extend(item, place)):
+            extended.append(position)
+            for token, (rank, log_prob) in enumerate(extend(item, position)):
                 if log_prob > -math.inf:
                     number = 1 + item.number * policy.vocab + token
                     grown.append(Item(rank, log_prob, (*item.tokens, token), number))
@@ -80,10 +79,10 @@ def plain_beam(policy: TablePolicy, root: int, length: int, size: int) -> Plain:
 
 
 def all_perturbed(policy: TablePolicy, root: int, length: int, example: int, noise: Noise) -> Plain:
-    """All sequences by their perturbed log-probability. The noise is that of an item's place among all of its level."""
+    """All sequences by their perturbed log-probability. An item's noise depends on its position in its level."""
 
-    def extend(item: Item, place: int) -> list[tuple[float, float]]:
-        key = noise.keys(torch.tensor([example]), SET, place)
+    def extend(item: Item, position: int) -> list[tuple[float, float]]:
+        key = noise.keys(torch.tensor([example]), SET, position)
         row = policy.table[item.number]
         return plain_perturbed(head_of(policy), row, item.log_prob, item.rank, key, len(item.tokens))
 
@@ -93,11 +92,9 @@ def all_perturbed(policy: TablePolicy, root: int, length: int, example: int, noi
 def plain_log_probs(policy: TablePolicy, row: Tensor) -> list[float]:
     """Of all tokens."""
     head = head_of(policy)
-    return (
-        _softmax(row)
-        if not isinstance(head, TreeHead)
-        else [plain_log_prob(head, row, z) for z in range(head.tree.size)]
-    )
+    if isinstance(head, TreeHead):
+        return [plain_log_prob(head, row, token) for token in range(head.tree.size)]
+    return _softmax(row)
 
 
 def _softmax(row: Tensor) -> list[float]:
@@ -114,11 +111,11 @@ def plain_perturbed(
     if not isinstance(head, TreeHead):
         values = [log_prob + log_p for log_p in _softmax(row)]
         return list(zip(plain_conditional(values, drawn, rank), values, strict=True))
-    found: dict[int, tuple[float, float]] = {}
+    leaves: dict[int, tuple[float, float]] = {}
 
     def below(child: int, most: float, value: float) -> None:
         if child < 0:
-            found[~child] = most, value
+            leaves[~child] = most, value
             return
         one = sigmoid(phi_of(head, row, child))
         values = [value + math.log(1 - one), value + math.log(one)]
@@ -127,7 +124,7 @@ def plain_perturbed(
             below(int(head.tree.children[child, bit]), given[bit], values[bit])
 
     below(0, rank, log_prob)
-    return [found[token] for token in range(head.tree.size)]
+    return [leaves[token] for token in range(head.tree.size)]
 
 
 def plain_conditional(values: list[float], drawn: list[float], most: float) -> list[float]:
@@ -142,15 +139,15 @@ def plain_conditional(values: list[float], drawn: list[float], most: float) -> l
 
 
 def searched(policy: TablePolicy, roots: list[int], length: int, sampler: Sampler, noise: Noise, **options) -> Mains:
-    """What the engine finds from some prefixes of the table; the ids of the contexts are 3 × their place − 7."""
+    """A search of the engine from some prefixes of the table; the ids of the contexts are 3 × their index − 7."""
     engine = Engine(policy, bos=policy.vocab, eos=0, max_length=length, **options)
     return engine.sample(torch.tensor(roots), 3 * torch.arange(len(roots)) - 7, sampler, noise)
 
 
 def search_agrees(policy: TablePolicy, roots: list[int], length: int, sampler: Sampler, noise: Noise) -> bool:
-    """Whether a search finds, in the same order, what the slow one does, and computes no row that it does not need."""
+    """Whether a search gives the sequences of the slow one, in the same order, and computes no unnecessary row."""
     mains = searched(policy, roots, length, sampler, noise)
-    items, places, tokens = [], [], 0
+    items, numbers, tokens = [], [], 0
     for context, root in enumerate(roots):
         if sampler.mode == "beam":
             plain = plain_beam(policy, root, length, sampler.count)
@@ -158,19 +155,19 @@ def search_agrees(policy: TablePolicy, roots: list[int], length: int, sampler: S
             plain = all_perturbed(policy, root, length, 3 * context - 7, noise)
         best = plain.items[: sampler.count]
         items += best
-        places += [(context, number) for number in range(len(best))]
-        tokens += sum(place < sampler.count for place in plain.extended)
-    found = mains.trajectories
+        numbers += [(context, number) for number in range(len(best))]
+        tokens += sum(position < sampler.count for position in plain.extended)
+    drawn = mains.trajectories
     width = max(len(item.tokens) for item in items)
     return (
         mains.tokens == tokens
-        and list(zip(found.contexts.tolist(), found.samples.tolist(), strict=True)) == places
-        and found.tokens.tolist() == [[*item.tokens, *[0] * (width - len(item.tokens))] for item in items]
-        and found.lengths.tolist() == [len(item.tokens) for item in items]
-        and found.finished.tolist() == [item.tokens[-1] == 0 for item in items]
-        and torch.equal(found.examples, 3 * found.contexts - 7)
-        and torch.equal(found.keys, noise.keys(found.examples, MAIN, found.samples))
-        and found.log_probs.tolist() == pytest.approx([item.log_prob for item in items], rel=1e-9, abs=1e-9)
+        and list(zip(drawn.contexts.tolist(), drawn.samples.tolist(), strict=True)) == numbers
+        and drawn.tokens.tolist() == [[*item.tokens, *[0] * (width - len(item.tokens))] for item in items]
+        and drawn.lengths.tolist() == [len(item.tokens) for item in items]
+        and drawn.finished.tolist() == [item.tokens[-1] == 0 for item in items]
+        and torch.equal(drawn.examples, 3 * drawn.contexts - 7)
+        and torch.equal(drawn.keys, noise.keys(drawn.examples, MAIN, drawn.samples))
+        and drawn.log_probs.tolist() == pytest.approx([item.log_prob for item in items], rel=1e-9, abs=1e-9)
     )
 
 
@@ -185,7 +182,7 @@ def tables(length: int = 3, seed: int = 0) -> list[TablePolicy]:
 
 
 def searches_agree() -> bool:
-    """Whether both searches find what the slow ones find, with narrow sets and sets that hold everything."""
+    """Whether both searches agree with the slow ones, for small sets and for sets that hold everything."""
     return all(
         search_agrees(policy, [0, 1, 3], 2, Sampler(mode, size), Noise(size))
         for policy in tables()
@@ -195,9 +192,9 @@ def searches_agree() -> bool:
 
 
 def perturbed_agrees() -> bool:
-    """Whether heads put tokens in the order of their perturbed log-probabilities, and tell which rows are no numbers.
+    """Whether heads order tokens by their perturbed log-probabilities, and mark invalid rows.
 
-    If one is not, a tree head leaves its compiled loop for PyTorch operations.
+    If there is an invalid row, a tree head uses PyTorch operations instead of its compiled loop.
     """
     generator = torch.Generator().manual_seed(7)
     rows = 12
@@ -210,30 +207,31 @@ def perturbed_agrees() -> bool:
         given = (x, log_prob, rank, keys, steps)
         bad = x.clone()
         bad[4, 2] = torch.nan
-        fine = torch.arange(rows) != 4
+        valid = torch.arange(rows) != 4
         for count in (1, 3, 9):
-            told = head.perturbed(bad, *given[1:], count)
+            partly = head.perturbed(bad, *given[1:], count)
+            some, expected = Ranked(*(part[valid] for part in partly)), [part[valid] for part in given]
             if (
-                not _are(head.perturbed(*given, count), head, given, count)
-                or told.sound.tolist() != fine.tolist()
-                or not _are(Perturbed(*(part[fine] for part in told)), head, [part[fine] for part in given], count)
+                not _agree(head.perturbed(*given, count), head, given, count)
+                or partly.valid.tolist() != valid.tolist()
+                or not _agree(some, head, expected, count)
             ):
                 return False
     return True
 
 
-def _are(found: Perturbed, head: Head, given, count: int) -> bool:
+def _agree(first: Ranked, head: Head, given, count: int) -> bool:
     x, log_prob, rank, keys, steps = given
     for r in range(len(x)):
         plain = plain_perturbed(head, x[r], float(log_prob[r]), float(rank[r]), keys[r : r + 1], int(steps[r]))
         order = sorted(range(len(plain)), key=lambda token, plain=plain: -plain[token][0])[:count]
-        wanted = torch.tensor([plain[token] for token in order], dtype=torch.float64)
-        possible = int((wanted[:, 0] > -torch.inf).sum())
-        if found.tokens.shape[1] != len(order) or found.tokens[r, :possible].tolist() != order[:possible]:
+        expected = torch.tensor([plain[token] for token in order], dtype=torch.float64)
+        possible = int((expected[:, 0] > -torch.inf).sum())
+        if first.tokens.shape[1] != len(order) or first.tokens[r, :possible].tolist() != order[:possible]:
             return False
-        if not torch.allclose(torch.stack([found.ranks[r], found.log_probs[r]], 1), wanted, rtol=1e-9, atol=1e-9):
+        if not torch.allclose(torch.stack([first.ranks[r], first.log_probs[r]], 1), expected, rtol=1e-9, atol=1e-9):
             return False
-    return bool(found.sound.all())
+    return bool(first.valid.all())
 
 
 # Gumbel numbers, the largest first: close ones and distant ones, small and large ones.
@@ -257,10 +255,10 @@ def in_decimals(free: list[float], most: float) -> list[float]:
 def gumbels_agree() -> bool:
     """Whether Gumbel numbers given their maximum are those of the formula, by both ways to compute them."""
     for free, most in product(FREE, MOST):
-        wanted = pytest.approx(in_decimals(free, most), rel=1e-12, abs=1e-12)
+        expected = pytest.approx(in_decimals(free, most), rel=1e-12, abs=1e-12)
         numbers = torch.tensor([free], dtype=torch.float64), torch.tensor([most], dtype=torch.float64)
-        if conditional_gumbels(*numbers)[0].tolist() != wanted:
+        if conditional_gumbels(*numbers)[0].tolist() != expected:
             return False
-        if [walks._given_maximum.py_func(one, max(free), most) for one in free] != wanted:
+        if [walks._given_maximum.py_func(one, max(free), most) for one in free] != expected:
             return False
     return True

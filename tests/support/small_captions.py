@@ -1,4 +1,4 @@
-"""A captioning run that takes a few seconds: files of images in a colour each, and captions that name it."""
+"""A captioning run that takes a few seconds: images of two colours, and captions that name them."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from corollout.tasks.captioning.gathering import Gathering
+from corollout.tasks.captioning.captions import Collector
+from corollout.tasks.captioning.model import ModelSettings
 from corollout.tasks.captioning.preparation import PreparationSettings, prepare
-from corollout.tasks.captioning.settings import ModelSettings
-from corollout.training import start as jobs
 from corollout.training.settings import MachineSettings, PretrainSettings
+from corollout.training.start import create_pretraining, resume_run
 from tests.support.caption_files import table
 from tests.support.image_files import MeanColours
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 160, 40), "blue": (40, 60, 220), "white": (250, 250, 250)}
 COUNTS = {"train": 12, "val": 4, "test": 3}
-# Some words are so rare that no model learns them.
+# These words are too rare to be learned.
 RARE = ("zebra", "quay", "lathe", "gnome", "oboe")
 _made: list[Path] = []
 
@@ -32,41 +32,41 @@ class SmallColours(MeanColours):
 
 
 def small_run(factory: pytest.TempPathFactory) -> Path:
-    """The directory of the run, the same for all tests of a session; the data set's pictures are in its ``photos``."""
+    """The directory of the run, made once per session; data and photos are beside it."""
     if not _made:
         folder = factory.mktemp("small_captions")
         _prepare(folder)
         settings = PretrainSettings(learning_rate=2e-2, batch_size=15, epochs=20, evaluate_every=20)
         model = ModelSettings(embedding=16, hidden=32, dropout=0.0)
-        jobs.new_pretraining(folder / "run", "captions", folder / "data", model, settings, MachineSettings())
-        jobs.resume(folder / "run")
+        create_pretraining(folder / "run", "captions", folder / "data", model, settings, MachineSettings())
+        resume_run(folder / "run")
         _made.append(folder / "run")
     return _made[0]
 
 
 def _prepare(folder: Path) -> None:
     (folder / "photos").mkdir()
-    gathering = Gathering()
-    places = [(split, number) for split, count in COUNTS.items() for number in range(count)]
+    collector = Collector()
+    images = [(split, number) for split, count in COUNTS.items() for number in range(count)]
     paths = []
-    for place, (split, number) in enumerate(places):
-        ground, drop = (list(COLOURS)[i % 4] for i in (place, place // 4 + place + 1))
+    for index, (split, number) in enumerate(images):
+        ground, drop = (list(COLOURS)[i % 4] for i in (index, index // 4 + index + 1))
         path = folder / "photos" / f"{split}-{number}.png"
         pixels = np.full((12, 18, 3), COLOURS[ground], np.uint8)
         pixels[6:, 9:] = COLOURS[drop]
         Image.fromarray(pixels).save(path)
-        image = gathering.image(path.name, split)
+        image = collector.add_image(path.name, split)
         for text in (
             f"a {drop} drop on {ground} ground",
             f"{ground} ground with a {drop} drop in the corner",
-            f"there is a {drop} {RARE[place % 5]} on {ground}",
+            f"there is a {drop} {RARE[index % 5]} on {ground}",
         ):
-            gathering.caption(image, text)
+            collector.add_caption(image, text)
         paths.append(path)
     network = SmallColours()
     rows = np.stack([network.features(path).numpy() for path in paths])
     prepare(
-        gathering.captions(),
+        collector.captions(),
         table([path.name for path in paths], rows),
         folder / "data",
         PreparationSettings(more_than=3),

@@ -1,4 +1,4 @@
-"""The text metrics written as plainly as they can be, and the public evaluation's own, to compare with."""
+"""The text metrics as plain Python, and those of the public evaluation."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ def plain_cider(
     group: Sequences,
     frequencies: Mapping[tuple[int, ...], int],
     images: int,
-    kind: str = "D",
+    variant: str = "D",
     sigma: float = 6.0,
 ) -> float:
     def weights(tokens: Sequence[int], n: int) -> dict[tuple[int, ...], float]:
@@ -36,23 +36,23 @@ def plain_cider(
 
     total = 0.0
     for n in (1, 2, 3, 4):
-        own = weights(tokens, n)
+        mine = weights(tokens, n)
         for reference in group:
             other = weights(reference, n)
             product = 0.0
-            for ngram in own.keys() & other.keys():
-                mine = min(own[ngram], other[ngram]) if kind == "D" else own[ngram]
-                product += mine * other[ngram]
-            norms = math.hypot(*own.values()) * math.hypot(*other.values())
+            for ngram in mine.keys() & other.keys():
+                weight = min(mine[ngram], other[ngram]) if variant == "D" else mine[ngram]
+                product += weight * other[ngram]
+            norms = math.hypot(*mine.values()) * math.hypot(*other.values())
             cosine = product / norms if norms else 0.0
-            if kind == "D":
+            if variant == "D":
                 cosine *= math.exp(-((len(tokens) - len(reference)) ** 2) / (2 * sigma**2))
             total += cosine
     return 10 * total / (4 * len(group))
 
 
 def plain_matches(tokens: Sequence[int], group: Sequences) -> tuple[list[int], list[int], int, int]:
-    """For n = 1 … 4 the n-grams that are right and all n-grams; the length, and the closest reference's."""
+    """For n = 1 … 4 the matching and all n-grams; the length, and that of the closest reference."""
     right, every = [], []
     for n in (1, 2, 3, 4):
         own = ngrams(tokens, n)
@@ -92,7 +92,7 @@ def text(tokens: Sequence[int]) -> str:
 
 
 class PublicScores:
-    """What pycocoevalcap's scorers say of one hypothesis for each image."""
+    """pycocoevalcap's scores of one hypothesis for each image."""
 
     def __init__(self, groups: Sequence[Sequence[str]], hypotheses: Sequence[str]):
         from pycocoevalcap.bleu.bleu_scorer import BleuScorer

@@ -1,4 +1,4 @@
-"""Policies with a tree for a head that are small enough to enumerate."""
+"""Policies with a tree head that are small enough to enumerate."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,12 +11,12 @@ from corollout.policies import TreeHead
 from corollout.trees import Tree
 from tests.support.enumeration import Problem, TablePolicy, sequences_of
 
-# Tokens 0 … 4 at the depths 3, 1, 4, 4, 2: no two decisions of a walk are alike.
+# Tokens 0 … 4 at the depths 3, 1, 4, 4, 2.
 UNBALANCED = Tree.of(np.array([[-2, 1], [2, -5], [-1, 3], [-3, -4]], np.int32))
 
 
 class TreeTable(TablePolicy):
-    """A table of the logits of all inner nodes, one row for each prefix; the head reads them off."""
+    """A table of the logits of all inner nodes, one row for each prefix."""
 
     def __init__(self, tree: Tree, length: int, scale: float = 1.0, seed: int = 0):
         super().__init__(tree.size, length, scale, seed)
@@ -27,10 +27,6 @@ class TreeTable(TablePolicy):
         self.head = TreeHead(inner, tree).double()
         with torch.no_grad():
             self.head.weight.copy_(torch.eye(inner))
-
-    def log_probs(self) -> Tensor:
-        """Of every token after every prefix, with gradient."""
-        return self.head.all_log_probs(self.table)
 
 
 @dataclass(frozen=True)
@@ -47,17 +43,17 @@ class TreeProblem(Problem):
         return cls(TreeTable(tree, length, scale, seed), dict(zip(sequences, values.tolist(), strict=True)))
 
     def token_log_probs(self) -> Tensor:
-        return self.policy.log_probs()
+        return self.policy.head.all_log_probs(self.policy.table)
 
     def put(self, out: Tensor, contexts: Tensor, prefixes: Tensor, tokens: Tensor, g: Tensor) -> None:
         nodes = torch.from_numpy(self.policy.head.tree.codes.nodes[tokens]).long()
-        # Beyond the end of a path the gradient is zero: node 0 gets nothing there.
+        # Beyond the end of a path, nodes are 0 and gradients are zero.
         out.index_put_((contexts[:, None], prefixes[:, None], nodes), g, accumulate=True)
 
 
 @cache
 def words_of_five() -> TreeProblem:
-    """T = 2, V = 5, an unbalanced tree; no node after any prefix is so rare that few estimates would miss it."""
+    """T = 2, V = 5, an unbalanced tree; no node after any prefix is so rare that few estimates miss it."""
     return TreeProblem.of(UNBALANCED, length=2, seed=121)
 
 

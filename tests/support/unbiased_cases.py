@@ -1,8 +1,8 @@
 """Every unbiased estimator with its options on small problems, and the test that each must pass.
 
-A case draws many independent estimates and compares their mean with the exact gradient: coordinate by coordinate,
-and along the exact gradient, in units of the mean's standard error. With fewer than 10⁴ comparisons in all and the
-limit of 6.5, the chance that a right estimator fails anywhere is below 10⁴ · 8·10⁻¹¹ < 10⁻⁶.
+A case draws many independent estimates and compares their mean with the exact gradient, coordinate by coordinate and
+along the exact gradient, in units of the mean's standard error. With fewer than 10⁴ comparisons in all and the limit of
+6.5, the probability that any correct estimator fails is below 10⁴ · 8·10⁻¹¹ < 10⁻⁶.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,8 @@ MOST_COMPARISONS = 10_000
 
 @dataclass(frozen=True)
 class Case:
-    """An estimator on a problem. Contexts make one estimate each; where they are coupled, ``group`` of them make a
-    batch, whose mean is one estimate. With ``split`` the batches of a baseline are drawn together and
-    kept apart afterwards.
+    """An estimator on a problem. Each context gives one estimate; where contexts are coupled, the mean over a batch of
+    ``group`` contexts is one estimate. With ``split``, batches are sampled together and compared separately.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Case:
     engine: dict[str, bool] = field(default_factory=dict)
 
     def short(self) -> "Case":
-        """The same with fewer estimates, for alterations that cry out."""
+        """The same with fewer estimates, which show a large bias."""
         return replace(self, estimates=self.estimates // 8 // max(self.group, 1) * max(self.group, 1))
 
     def draw(self, seed: int = 1) -> Tensor:
@@ -67,14 +66,14 @@ class Case:
         )
 
     def deviations(self, seed: int = 1) -> Tensor:
-        """How many standard errors the mean is away from the exact gradient, for every comparison."""
+        """The distance of the mean from the exact gradient in standard errors, for every comparison."""
         g = self.draw(seed).flatten(1)
         exact = self.problem().exact_gradient().flatten()
         along = g @ exact / exact.norm()
         g, exact = torch.cat([g, along[:, None]], 1), torch.cat([exact, exact.norm()[None]])
         error = g.std(0) / len(g) ** 0.5
         gap = (g.mean(0) - exact).abs()
-        # Without any noise the mean must be exact up to rounding.
+        # Without noise, the mean must be exact up to rounding.
         return torch.where(error > 1e-12, gap / error, torch.where(gap < 1e-9, 0.0, torch.inf))
 
 
@@ -103,13 +102,7 @@ def bits() -> Problem:
 
 
 _own = {"share_noise": False}
-
-
-def _gaps() -> Tensor:
-    """As if branches of different kinds had been seen to differ."""
-    generator = torch.Generator().manual_seed(11)
-    return 50 * torch.rand(2, 64, generator=generator, dtype=torch.float64)
-
+_gaps = 50 * torch.rand(2, 64, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
 
 CASES = [
     Case("arsm", ARS(), three_of_four),
@@ -163,7 +156,7 @@ CASES = [
     Case("pairs-per-step", Pairs(per_step=0.5), two_of_three, 9_600, group=16),
     Case("pairs-two-samples", Pairs(samples=2, completions=2, per_step=100), two_of_three, 20_000),
     Case("pairs-masked", Pairs(per_step=100), masked, 20_000),
-    Case("pairs-learned", Pairs(budget=2, budget_per="example", gaps=_gaps()), two_of_three, 5_000),
+    Case("pairs-learned", Pairs(budget=2, budget_per="example", gaps=_gaps), two_of_three, 5_000),
     Case("bt-pairs", Pairs(per_step=100), words_of_five, 20_000),
     Case("bt-pairs-1-each", Pairs(budget=1, budget_per="example"), words_of_five, 7_000),
     Case("set-2", UnorderedSet(size=2), three_of_four),

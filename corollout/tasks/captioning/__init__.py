@@ -1,25 +1,9 @@
-"""Image captioning: say what is to be seen in an image, judged by what people said of it."""
+"""Image captioning: describe an image, judged by the captions that people wrote."""
 
-from corollout.tasks.captioning.arrays import SPLITS, CaptionArrays
-from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit
-from corollout.tasks.captioning.features import Features, open_features
-from corollout.tasks.captioning.gathering import Captions
+from corollout.tasks.captioning.dataset import CaptionData
+from corollout.tasks.captioning.features import open_features
 from corollout.tasks.captioning.preparation import PreparationSettings, prepare
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.scenes import make_scenes
-from corollout.tasks.captioning.vocabulary import Vocabulary
 
-__all__ = [
-    "SPLITS",
-    "CaptionArrays",
-    "CaptionData",
-    "CaptionSplit",
-    "Captions",
-    "Features",
-    "PreparationSettings",
-    "Vocabulary",
-    "make_scenes",
-    "open_features",
-    "prepare",
-    "read_captions",
-]
+__all__ = ["CaptionData", "PreparationSettings", "make_scenes", "open_features", "prepare", "read_captions"]

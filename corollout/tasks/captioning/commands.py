@@ -1,169 +1,274 @@
-"""``corollout data captions``: images with captions, from public files or generated."""
+"""Commands of the captioning task: ``data captions|features|neighbours``, ``score`` and ``tree build|show``."""
 
-from enum import StrEnum
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from math import log2
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from corollout.cli.progress import show_events
+from corollout.cli.tables import evaluation_table, plain_table
+from corollout.config import argument, option, required, switch
 from corollout.errors import InputError
+from corollout.events import Callback
+from corollout.files import make_folder, require_empty
 from corollout.reports.manifest import manifest
-from corollout.tasks.captioning.arrays import SPLITS
 from corollout.tasks.captioning.dataset import CaptionData
-from corollout.tasks.captioning.feature_files import network_of
+from corollout.tasks.captioning.extraction import network_of, write_features
 from corollout.tasks.captioning.features import open_features
-from corollout.tasks.captioning.files import check_new
+from corollout.tasks.captioning.metrics import CIDER, CaptionEvaluation, Scorer
+from corollout.tasks.captioning.neighbours import consensus
+from corollout.tasks.captioning.networks import DEFAULT, NAMES, find_images, load_network
 from corollout.tasks.captioning.preparation import PreparationSettings, prepare
-from corollout.tasks.captioning.readers import read_captions
+from corollout.tasks.captioning.readers import Format, read_captions
 from corollout.tasks.captioning.scenes import SCALES, make_scenes
+from corollout.tasks.captioning.scoring import score_files, write_frequencies
+from corollout.tasks.captioning.trees import TreeSettings, build_tree, token_counts
+from corollout.trees import entropy, huffman_tree, load_tree, save_tree
+from corollout.trees.show import depth_bars, neighbourhood, top
 
-_SETTINGS = PreparationSettings()
-
-
-class Format(StrEnum):
-    karpathy = "karpathy"
-    coco = "coco"
-    flickr = "flickr"
-
-
-class Scale(StrEnum):
-    tiny = "tiny"
-    small = "small"
-    paper = "paper"
+_DATA = "Folder prepared by `corollout data captions`."
+_METRICS = {f"bleu_{n}": f"BLEU-{n}" for n in range(1, 5)}
+_METRICS |= {"rouge_l": "ROUGE-L", "cider_d": "CIDEr-D", "cider": "CIDEr", "meteor": "METEOR"}
 
 
-def captions(
-    out: Annotated[Path, typer.Option(help="Folder of the data set; new or empty.", show_default=False)],
-    captions: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of captions: Karpathy's dataset_*.json, COCO's annotations or Flickr's token.txt.",
-            show_default=False,
-        ),
-    ] = None,
-    train: Annotated[
-        Path | None,
-        typer.Option(
-            help="Beside --captions, the list of images to train on; else their captions.", show_default=False
-        ),
-    ] = None,
-    val: Annotated[Path | None, typer.Option(help="The same for validation.", show_default=False)] = None,
-    test: Annotated[Path | None, typer.Option(help="The same for the test.", show_default=False)] = None,
-    format: Annotated[
-        Format | None, typer.Option(help="Format of the captions, if it is not recognised.", show_default=False)
-    ] = None,
-    features: Annotated[
-        Path | None,
-        typer.Option(
-            help="Features of the images: .npy, .npz, .safetensors, .h5, or a folder of NAME.npy.", show_default=False
-        ),
-    ] = None,
-    names: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text file with the image names of the rows of a .npy file. [default: *_names.txt beside it]",
-            show_default=False,
-        ),
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder of the images themselves, to show them.", show_default=False)
-    ] = None,
-    generate: Annotated[bool, typer.Option("--generate", help="Generate scenes instead of reading captions.")] = False,
-    scale: Annotated[Scale | None, typer.Option(help="How many scenes. [default: tiny]", show_default=False)] = None,
-    train_images: Annotated[int | None, typer.Option(min=1, help="Scenes to train on.", show_default=False)] = None,
-    val_images: Annotated[int | None, typer.Option(min=0, help="Scenes for validation.", show_default=False)] = None,
-    test_images: Annotated[int | None, typer.Option(min=0, help="Scenes for the test.", show_default=False)] = None,
-    more_than: Annotated[
-        int, typer.Option(min=0, help="Words that occur more often in captions to train on are learnt.")
-    ] = _SETTINGS.more_than,
-    longest: Annotated[
-        int, typer.Option(min=1, help="Words after which a caption is cut to be learnt.")
-    ] = _SETTINGS.longest,
-    hold_out: Annotated[
-        int, typer.Option(min=0, help="So many training images become val, and val becomes test.")
-    ] = _SETTINGS.hold_out,
-    seed: Annotated[int, typer.Option(help="Seed of scenes, and of the images held out.")] = 0,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count bad entries, and images without features.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class FileSettings:
+    """Captions and features in files."""
+
+    captions: Path | None = option(None, "Captions: Karpathy's dataset_*.json, COCO's annotations, Flickr's token.txt.")
+    train: Path | None = option(None, "With --captions, the list of training images; otherwise their captions.")
+    val: Path | None = option(None, "The same for validation.")
+    test: Path | None = option(None, "The same for the test.")
+    format: Format | None = option(None, "Format of the captions, if it is not detected.")
+    features: Path | None = option(None, "Features: .npy, .npz, .safetensors, .h5, or a folder of NAME.npy.")
+    names: Path | None = option(None, "Image names of a .npy file's rows. [default: *_names.txt beside it]")
+    images: Path | None = option(None, "Folder of the image files, to show them.")
+
+
+@dataclass(frozen=True)
+class SceneSettings:
+    """Numbers of generated scenes."""
+
+    scale: str | None = option(None, "Number of scenes. [default: tiny]", choices=tuple(SCALES))
+    train_images: int | None = option(None, "Number of training scenes.", least=1)
+    val_images: int | None = option(None, "Number of validation scenes.", least=0)
+    test_images: int | None = option(None, "Number of test scenes.", least=0)
+
+
+@dataclass(frozen=True)
+class CaptionsSettings:
+    out: Path = required("Folder of the data set; new or empty.")
+    files: FileSettings = field(default_factory=FileSettings)
+    generate: bool = switch("Generate scenes instead of reading captions.")
+    scenes: SceneSettings = field(default_factory=SceneSettings)
+    preparation: PreparationSettings = field(default_factory=PreparationSettings)
+    skip_bad: bool = switch("Skip and count bad entries, and images without features.")
+
+
+def prepare_captions(settings: CaptionsSettings) -> None:
     """Prepare a data set for captioning, from public files and features, or of generated scenes."""
-    console = Console(highlight=False, soft_wrap=True)
-    settings = PreparationSettings(more_than, longest, hold_out, seed)
-    given = {"captions": captions, "train": train, "val": val, "test": test, "format": format}
-    given |= {"features": features, "names": names, "images": images}
-    counts = {"train_images": train_images, "val_images": val_images, "test_images": test_images}
-    _refuse(given if generate else {"scale": scale, **counts}, generate)
-    check_new(out)  # now, not when all is read
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f} %"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-
-        def warn(text: str) -> None:
-            progress.console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
-
-        def follow(done: int, total: int) -> None:
-            progress.update(copying, completed=done, total=total)
-
-        if generate:
-            wanted = zip(SPLITS, counts.values(), strict=True)
-            scenes = SCALES[scale or Scale.tiny] | {split: count for split, count in wanted if count is not None}
-            copying = progress.add_task("scenes", total=None)
-            facts = manifest(seed=seed, **scenes)
-            data = make_scenes(out, scenes, seed=seed, settings=settings, facts=facts, on_progress=follow)
-        else:
-            if features is None:
-                raise InputError("no features: name a file or folder with --features, or generate scenes by --generate")
-            reading = progress.add_task("captions", total=None)
-            source = open_features(features, names)
-            lists = {split: path for split, path in zip(SPLITS, (train, val, test), strict=True) if path is not None}
-            read = read_captions(captions, lists, None if format is None else format.value, skip_bad)
-            progress.update(reading, completed=1, total=1)
-            copying = progress.add_task("features", total=None)
-            data = prepare(
-                read,
-                source,
-                out,
-                settings,
-                photos=images,
-                skip_bad=skip_bad,
-                facts=manifest(network=network_of(features)),
-                on_progress=follow,
-                warn=warn,
-            )
-    for line in summary(data):
-        console.print(line, markup=False)
+    unused = settings.files if settings.generate else settings.scenes
+    for one in fields(unused):
+        if getattr(unused, one.name) is not None:
+            flag = "--" + one.name.replace("_", "-")
+            raise InputError(f"{flag} is not for {'generated scenes' if settings.generate else 'files'}: leave it out")
+    require_empty(settings.out)  # now, not when everything is read
+    make = _generate if settings.generate else _prepare_files
+    with show_events() as on_event:
+        data = make(settings, on_event)
+    for line in data.summary():
+        _print(line)
 
 
-def _refuse(given: dict[str, object], generate: bool) -> None:
-    """Flags of the one way of making data beside those of the other are a mistake."""
-    flags = ["--" + name.replace("_", "-") for name, value in given.items() if value is not None]
-    if flags:
-        raise InputError(f"{flags[0]} does not go {'with' if generate else 'without'} --generate: leave it out")
+def _generate(settings: CaptionsSettings, on_event: Callback) -> CaptionData:
+    scenes, preparation = settings.scenes, settings.preparation
+    given = {"train": scenes.train_images, "val": scenes.val_images, "test": scenes.test_images}
+    counts: dict[str, Any] = dict(SCALES[scenes.scale or "tiny"])
+    counts |= {split: count for split, count in given.items() if count is not None}
+    seed, facts = preparation.data_seed, manifest(seed=preparation.data_seed, **counts)
+    return make_scenes(settings.out, counts, seed=seed, settings=preparation, facts=facts, on_event=on_event)
 
 
-def check_captions(folder: Path, console: Console) -> None:
-    """Verify a prepared data set, and say what is in it."""
-    data = CaptionData.open(folder)
-    data.verify()
-    for line in summary(data):
-        console.print(line, markup=False)
-    console.print("  complete, and as it was written")
+def _prepare_files(settings: CaptionsSettings, on_event: Callback) -> CaptionData:
+    files, skip_bad = settings.files, settings.skip_bad
+    if files.features is None:
+        raise InputError("no features: give a file or folder with --features, or generate scenes with --generate")
+    features = open_features(files.features, files.names)
+    given = {"train": files.train, "val": files.val, "test": files.test}
+    splits = {split: path for split, path in given.items() if path is not None}
+    captions = read_captions(files.captions, splits, files.format, skip_bad)
+    options = {"photos": files.images, "skip_bad": skip_bad, "facts": manifest(network=network_of(files.features))}
+    return prepare(captions, features, settings.out, settings.preparation, **options, on_event=on_event)
 
 
-def summary(data: CaptionData) -> list[str]:
-    """What a data set is, in a few lines."""
-    vocabulary, arrays = data.vocabulary, data.captions
-    lines = [
-        f"{data.folder}: {vocabulary.size:,} tokens, {len(vocabulary.words) - vocabulary.size:,} rare words, "
-        f"features {data.width} wide ({data.vectors.dtype})"
-    ]
-    for name in data.splits:
-        split = data.split(name)
-        tokens = arrays.captions[arrays.images[split.end]] - arrays.captions[arrays.images[split.start]]
-        mean = tokens / split.caption_count
-        lines.append(
-            f"  {name}: {len(split):,} images, {split.caption_count:,} captions of {mean:.1f} words on average"
-        )
-    return lines
+@dataclass(frozen=True)
+class FeaturesSettings:
+    images: Path = required("Folder of images (jpg, jpeg, png, webp, bmp).")
+    out: Path = required("File for the features, X.npy; the names of the images go to X_names.txt.")
+    network: str = option(DEFAULT, f"{', '.join(NAMES)}, or the path of a folder with a Hugging Face model.")
+    batch: int = option(32, "Images per batch.", least=1)
+    device: str = option("cpu", "Device of the network: cpu, cuda, cuda:1, ….")
+    skip_bad: bool = switch("Skip invalid images instead of stopping at the first one.")
+
+
+def make_features(settings: FeaturesSettings) -> None:
+    """Make features of images with a pretrained network; if killed, the same command continues."""
+    paths, network = find_images(settings.images), load_network(settings.network, settings.device)
+    with show_events() as on_event:
+        written = write_features(paths, network, settings.out, settings.batch, settings.skip_bad, on_event)
+    _print(f"{written.path}: {written.rows:,} images, {network.width:,} features each; their names: {written.names}")
+    if written.bad:
+        _print(f"skipped {len(written.bad):,} images; the first: {next(iter(written.bad.values()))}")
+
+
+@dataclass(frozen=True)
+class NeighboursSettings:
+    data: Path = argument(_DATA)
+    split: str = option("test", "Images to caption: val or test.")
+    k: int = option(20, "Number of nearest training images.", least=1, flags=("-k",))
+    json: bool = switch("Print the numbers as JSON.")
+
+
+def caption_by_neighbours(settings: NeighboursSettings) -> None:
+    """Caption images by the consensus of their nearest training images, a baseline for captioners."""
+    data = CaptionData.open(settings.data)
+    images = data.split(settings.split)
+    captions = consensus(data.split("train"), images, settings.k)
+    result = CaptionEvaluation(*Scorer(images.references).all(captions), captions, {})
+    if settings.json:
+        print(json.dumps(result.numbers()))
+    else:
+        Console().print(evaluation_table(result, f"{settings.split}, consensus of {settings.k} neighbours", CIDER))
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    refs: Path = required("References: COCO's annotations, JSON.", metavar="<file>")
+    hyps: Path | None = option(None, "Captions to score: COCO's results, JSON.", metavar="<file>")
+    df: Path | None = option(
+        None, "Document frequencies: annotations, or a file of --write-df. [default: those of --refs]", metavar="<file>"
+    )
+    write_df: Path | None = option(None, "Write the document frequencies of the references.", metavar="<file>")
+    partial: bool = switch("Ignore images that have references but no caption.")
+    per_example: bool = switch("Also print the scores of each caption.")
+    no_meteor: bool = switch("Leave out METEOR, which takes longest.")
+    json: bool = switch("Print the scores as JSON, not multiplied by 100.")
+
+
+def score(settings: ScoreSettings) -> None:
+    """Score captions by BLEU, ROUGE-L, CIDEr-D, CIDEr, and METEOR where its Java program is installed.
+
+    The scores, including tokenisation, are those of the public COCO evaluation, whose CIDEr is CIDEr-D.
+    """
+    if settings.hyps is None and settings.write_df is None:
+        raise InputError("nothing to do: give captions to score with --hyps, or a file with --write-df")
+    if settings.write_df is not None:
+        write_frequencies(settings.write_df, settings.refs)
+    if settings.hyps is None:
+        return
+    with Console(stderr=True).status("scoring …"):
+        result = score_files(settings.refs, settings.hyps, settings.df, settings.partial, meteor=not settings.no_meteor)
+    console, each = Console(highlight=False), result.each
+    if settings.json:
+        record: dict[str, Any] = {"images": len(result.captions), **result.corpus}
+        if result.no_meteor is not None:
+            record |= {"meteor": None, "meteor_absent": result.no_meteor}
+        if settings.per_example:
+            record["examples"] = [
+                {"image_id": image, **{name: float(values[row]) for name, values in each.items()}}
+                for row, image in enumerate(result.captions)
+            ]
+        print(json.dumps(record, indent=2))
+        return
+    if settings.per_example:
+        columns = {_METRICS[name]: each[name] for name in ("cider_d", "bleu_4", "rouge_l", "meteor") if name in each}
+        rows = [
+            [" ".join(words), str(image), *(f"{100 * values[row]:.1f}" for values in columns.values())]
+            for row, (image, words) in enumerate(result.captions.items())
+        ]
+        console.print(plain_table("", ["caption", "image", *columns], rows))
+    rows = [[name, f"{100 * result.corpus[key]:.2f}"] for key, name in _METRICS.items() if key in result.corpus]
+    _print(f"{settings.hyps}: {len(result.captions):,} captions, scores times 100", "bold")
+    console.print(plain_table("", ["metric", "value"], rows))
+    if result.no_meteor is not None:
+        _print(f"METEOR is missing: {result.no_meteor}.", "dim")
+
+
+@dataclass(frozen=True)
+class TreeBuildSettings:
+    tree: TreeSettings
+    data: Path = required(_DATA)
+    out: Path = required("File of the tree, in safetensors format.")
+
+
+def build(settings: TreeBuildSettings) -> None:
+    """Build a binary tree over the words of a data set."""
+    data = CaptionData.open(settings.data)
+    make_folder(settings.out.parent, "choose another with --out")  # now, not after the work
+    with Console(stderr=True).status("building the tree …"):
+        tree, builder = build_tree(data, settings.tree)
+    save_tree(settings.out, tree, builder, data.vocabulary.known)
+    expected = tree.expected_depth(token_counts(data.split("train")))
+    _print(f"{settings.out}: {builder}")
+    means = f"{tree.depths.mean():.2f} on average, {expected:.2f} in training captions"
+    _print(f"  {tree.size:,} words, depth {tree.depth}, {means}")
+
+
+@dataclass(frozen=True)
+class TreeShowSettings:
+    file: Path = argument("File of a tree.")
+    data: Path | None = option(None, "Prepared captions, for the words and their frequencies.")
+    around: str | None = option(None, "Draw the tree around this word.", metavar="<word>")
+    words: int = option(16, "Approximate number of words to draw around it.", least=1)
+
+
+def show(settings: TreeShowSettings) -> None:
+    """Show the depths of a tree and a part of it."""
+    if settings.around is not None and settings.data is None:
+        raise InputError("--around needs the words: give the data set with --data")
+    words, counts = None, None
+    if settings.data is not None:
+        data = CaptionData.open(settings.data)
+        words, counts = data.vocabulary.known, token_counts(data.split("train"))
+        if settings.around not in (None, *words):
+            raise InputError(f"the word {settings.around!r} is not among the tokens of {settings.data}")
+    stored = load_tree(settings.file, words)
+    tree = stored.tree
+    labels = [f"#{token}" for token in range(tree.size)] if words is None else list(words)
+    numbers = {
+        "maximum for a word": tree.depth,
+        "mean over the vocabulary": tree.depths.mean(),
+        "log₂ V": log2(tree.size),
+    }
+    if counts is not None:
+        numbers["expected in training captions"] = tree.expected_depth(counts)
+        numbers["the same for a Huffman tree"] = huffman_tree(counts).expected_depth(counts)
+        numbers["entropy of training captions"] = entropy(counts)
+    console = Console(highlight=False)
+    _print(f"{settings.file}: {stored.builder}")
+    rows = [[name, f"{number:.2f}"] for name, number in numbers.items()]
+    console.print(plain_table("", ["decisions", "number"], rows))
+    console.print(depth_bars(tree, counts))
+    if settings.around is None:
+        console.print(top(tree, labels))
+    else:
+        console.print(neighbourhood(tree, labels, labels.index(settings.around), settings.words))
+
+
+def _print(line: str, style: str = "") -> None:
+    Console(highlight=False, soft_wrap=True).print(Text(line, style))
+
+
+COMMANDS: dict[str, Callable[[Any], None]] = {
+    "data captions": prepare_captions,
+    "data features": make_features,
+    "data neighbours": caption_by_neighbours,
+    "score": score,
+    "tree build": build,
+    "tree show": show,
+}

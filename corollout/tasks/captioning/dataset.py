@@ -1,34 +1,38 @@
-"""A prepared data set of captions: one folder, whose arrays are mapped into memory.
+"""A prepared data set of captions: a folder whose arrays are memory-mapped.
 
-meta.json        version, splits, settings, digests of everything else
+meta.json        version, splits, settings, digests of all other files
 vocabulary.txt   words in the order of their ids
-names.txt        file names of the images, one a line: first those to train on, then val, then test
+names.txt        file names of the images, one per line: train, then val, then test
 ids.npy          int64[image]
-tokens.npy, captions.npy, images.npy   the references, as in ``CaptionArrays``, rare words kept, nothing cut
+tokens.npy, captions.npy, images.npy   the references as in ``CaptionArrays``, uncut and with rare words
 features.npy     float16 or float32[image, width]
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 
+from corollout.data import Columns, Split
 from corollout.errors import InputError
-from corollout.tasks.captioning.arrays import SPLITS, CaptionArrays
-from corollout.tasks.captioning.files import read_lines
-from corollout.tasks.captioning.names import file_name
+from corollout.files import file_digest, read_json, read_lines
+from corollout.tasks.captioning.captions import SPLITS, CaptionArrays, file_name
+from corollout.tasks.captioning.metrics import Scorer
 from corollout.tasks.captioning.vocabulary import Vocabulary
-from corollout.tasks.digests import digest
+from corollout.tasks.task import DataCheck
 
 VERSION = 1
 META, FEATURES = "meta.json", "features.npy"
 SMALL = ("vocabulary.txt", "names.txt", "ids.npy", "tokens.npy", "captions.npy", "images.npy")
-_CHECKED = 4096  # rows of features that are looked at together
+_PREPARE = "prepare it with `corollout data captions`"
+_BLOCK = 4096  # rows of features verified at a time
 
 
 @dataclass(frozen=True)
@@ -40,67 +44,58 @@ class CaptionData:
     names: list[str]
     ids: np.ndarray  # int64[image], all different
     captions: CaptionArrays
-    vectors: np.ndarray  # [image, width], mapped
-    splits: Mapping[str, int]  # how many images each split has, in the order of SPLITS
-    longest: int  # words of a label
-    photos: Path | None  # the folder of the images themselves
+    vectors: np.ndarray  # [image, width], memory-mapped
+    splits: Mapping[str, int]  # number of images of each split, in the order of SPLITS
+    longest: int  # words of a training target
+    photos: Path | None  # the folder of the image files
     meta: Mapping[str, Any]
 
     @property
     def width(self) -> int:
-        """How many numbers describe an image."""
+        """The number of features of an image."""
         return self.vectors.shape[1]
 
     @classmethod
     def open(cls, folder: Path | str) -> "CaptionData":
-        """Open a folder that was prepared; all but the features is compared with its digest."""
-        place = Path(folder)
-        hint = "make one with `corollout data captions`"
-        if not (place / META).is_file():
-            raise InputError(f"{place} is no prepared data set of captions, for it has no {META}: {hint}")
+        """Open a prepared folder; everything but the features is compared with its digest."""
+        folder = Path(folder)
+        if not (folder / META).is_file():
+            raise InputError(f"{folder} is not a prepared data set of captions (it has no {META}): {_PREPARE}")
         try:
-            meta = json.loads((place / META).read_text("utf-8"))
-            if meta["kind"] != "captions" or meta["version"] != VERSION:
-                found = f"{meta['kind']}, version {meta['version']}"
-                raise InputError(
-                    f"{place} is prepared for other code ({found}, not captions, version {VERSION}): {hint}"
-                )
+            meta = read_json(folder / META)
+            kind, version = meta["kind"], meta["version"]
+            if (kind, version) != ("captions", VERSION):
+                expected = f"captions, version {VERSION}"
+                raise InputError(f"{folder} has another format ({kind}, version {version}, not {expected}): {_PREPARE}")
             for name in SMALL:
-                if digest(place / name) != meta["digests"][name]:
-                    raise InputError(f"{place} is damaged: {name} is not what was written; prepare it again")
-            return cls._opened(place, meta)
+                if file_digest(folder / name) != meta["digests"][name]:
+                    raise InputError(f"{folder} is damaged: {name} has changed; {_PREPARE} again")
+            # Copy on write, because PyTorch warns about read-only arrays.
+            ids, *arrays = (np.load(folder / name, mmap_mode="c") for name in SMALL[2:])
+            vectors = np.load(folder / FEATURES, mmap_mode="r")
+            if (list(vectors.shape), str(vectors.dtype)) != (meta["features"]["shape"], meta["features"]["dtype"]):
+                raise InputError(f"{folder} is damaged: the shape of {FEATURES} has changed; {_PREPARE} again")
+            return cls(
+                folder,
+                Vocabulary.load(folder / "vocabulary.txt"),
+                read_lines(folder / "names.txt"),
+                ids,
+                CaptionArrays(*arrays),
+                vectors,
+                {split: int(meta["splits"][split]) for split in SPLITS if split in meta["splits"]},
+                int(meta["longest"]),
+                None if meta["photos"] is None else folder / meta["photos"],  # relative if inside the data set
+                meta,
+            )
         except InputError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else repr(error)
-            raise InputError(f"{place} is damaged, prepare it again: {reason}") from error
-
-    @classmethod
-    def _opened(cls, place: Path, meta: dict[str, Any]) -> "CaptionData":
-        # Copy on write: PyTorch warns of arrays that it must not write to.
-        arrays = [np.load(place / f"{name}.npy", mmap_mode="c") for name in ("tokens", "captions", "images")]
-        vectors = np.load(place / FEATURES, mmap_mode="r")
-        said = meta["features"]
-        if list(vectors.shape) != said["shape"] or str(vectors.dtype) != said["dtype"]:
-            raise InputError(f"{place} is damaged: {FEATURES} is not of the shape that was written; prepare it again")
-        # A folder of images inside the data set moves with it.
-        photos = None if meta["photos"] is None else place / meta["photos"]
-        return cls(
-            place,
-            Vocabulary.load(place / "vocabulary.txt"),
-            read_lines(place / "names.txt"),
-            np.load(place / "ids.npy", mmap_mode="c"),
-            CaptionArrays(*arrays),
-            vectors,
-            {split: int(meta["splits"][split]) for split in SPLITS if split in meta["splits"]},
-            int(meta["longest"]),
-            photos,
-            meta,
-        )
+            raise InputError(f"{folder} is damaged: {reason}; {_PREPARE} again") from error
 
     @cached_property
     def photo_folders(self) -> list[Path]:
-        """The folder of the images, and the folders in it; none if it is not there."""
+        """The folder of image files and its subfolders; empty if it does not exist."""
         if self.photos is None or not self.photos.is_dir():
             return []
         return [self.photos, *sorted(entry for entry in self.photos.iterdir() if entry.is_dir())]
@@ -113,30 +108,39 @@ class CaptionData:
         return CaptionSplit(self, name, ends[name] - self.splits[name], ends[name])
 
     def verify(self) -> None:
-        """Compare the features with their digest, and look whether all parts belong together."""
-        if digest(self.folder / FEATURES) != self.meta["features"]["digest"]:
-            raise InputError(f"{self.folder} is damaged: {FEATURES} is not what was written; prepare it again")
-        count, known = len(self.names), len(self.vocabulary.words)
+        """Compare the features with their digest, and check that all parts are consistent."""
+        if file_digest(self.folder / FEATURES) != self.meta["features"]["digest"]:
+            raise InputError(f"{self.folder} is damaged: {FEATURES} has changed; {_PREPARE} again")
+        count, words = len(self.names), len(self.vocabulary.words)
         sizes = {len(self.ids), len(self.captions), len(self.vectors), sum(self.splits.values())}
-        tokens = self.captions.tokens
-        faults = {
-            "its parts are of different lengths": sizes != {count},
-            "ids are there twice": len(np.unique(self.ids)) != len(self.ids),
-            f"{self.captions.fault()}": self.captions.fault() is not None,
-            "a word is not in the vocabulary": not 0 < tokens.min(initial=1) <= tokens.max(initial=1) < known,
+        tokens, bounds = self.captions.tokens, self.captions.problem()
+        blocks = (self.vectors[start : start + _BLOCK] for start in range(0, count, _BLOCK))
+        problems = {
+            "its parts have different lengths": sizes != {count},
+            "two images have the same id": len(np.unique(self.ids)) != len(self.ids),
+            f"{bounds}": bounds is not None,
+            "a word is not in the vocabulary": not 0 < tokens.min(initial=1) <= tokens.max(initial=1) < words,
+            "there are non-finite features": not all(np.isfinite(block).all() for block in blocks),
         }
-        for fault, there in faults.items():
-            if there:
-                raise InputError(f"{self.folder} is no sound data set: {fault}; prepare it again")
-        for start in range(0, count, _CHECKED):
-            block = self.vectors[start : start + _CHECKED]
-            if not np.isfinite(block).all():
-                raise InputError(f"{self.folder} is no sound data set: features that are no numbers; prepare it again")
+        if present := [problem for problem, is_present in problems.items() if is_present]:
+            raise InputError(f"{self.folder} is inconsistent: {present[0]}; {_PREPARE} again")
+
+    def summary(self) -> list[str]:
+        """A few lines about the data set."""
+        words, size = len(self.vocabulary.words), self.vocabulary.size
+        features = f"features {self.width} wide ({self.vectors.dtype})"
+        lines = [f"{self.folder}: {size:,} tokens, {words - size:,} rare words, {features}"]
+        for name in self.splits:
+            split = self.split(name)
+            start, end = self.captions.captions[self.captions.images[[split.start, split.end]]]
+            mean, count = (end - start) / split.caption_count, split.caption_count
+            lines.append(f"  {name}: {len(split):,} images, {count:,} captions of {mean:.1f} words on average")
+        return lines
 
 
 @dataclass(frozen=True)
 class CaptionSplit:
-    """The images of a data set from one to before another."""
+    """The images ``start`` to ``end − 1`` of a data set."""
 
     data: CaptionData
     name: str
@@ -148,7 +152,7 @@ class CaptionSplit:
 
     @property
     def ids(self) -> np.ndarray:
-        """int64[image], different over the whole data set."""
+        """int64[image], unique in the whole data set."""
         return self.data.ids[self.start : self.end]
 
     @cached_property
@@ -157,57 +161,49 @@ class CaptionSplit:
         return self.data.names[self.start : self.end]
 
     def features(self, images: np.ndarray) -> np.ndarray:
-        """float32[image, width]: what describes some images."""
+        """float32[image, width]: the features of some images."""
         if len(images) and not 0 <= images.min() <= images.max() < len(self):
-            raise InputError(f"the split {self.name!r} has {len(self):,} images: there is no image {images.max()}")
+            raise InputError(f"the split {self.name!r} has {len(self):,} images, not an image {images.max()}")
         return self.data.vectors[images + self.start].astype(np.float32)
 
     @property
     def references(self) -> "PerImage":
-        """For each image its captions, as lists of ids: whole, with rare words, without an end token."""
+        """The captions of each image as lists of ids: uncut, with rare words, without end token."""
         return PerImage(len(self), lambda image: self.data.captions.of(self.start + image))
 
     @property
     def labels(self) -> "PerImage":
-        """The same as a model is taught them: rare words unknown, cut, without an end token."""
-        return PerImage(len(self), lambda image: [self._label(ids) for ids in self.references[image]])
+        """The captions of each image as training targets: rare words unknown, cut, without end token."""
+        return PerImage(len(self), lambda image: [self.label(ids) for ids in self.references[image]])
 
     @property
     def caption_count(self) -> int:
-        """How many captions there are, of all images together."""
-        return self._first_caption(self.end) - self._first_caption(self.start)
+        """The number of captions of all images."""
+        return int(self.data.captions.images[self.end] - self.data.captions.images[self.start])
 
     @cached_property
     def image_of_caption(self) -> np.ndarray:
-        """int64[caption]: the image that each caption is about."""
+        """int64[caption]: the image of each caption."""
         return np.repeat(np.arange(len(self)), self.data.captions.counts[self.start : self.end])
-
-    def label(self, caption: int) -> list[int]:
-        """The label of one caption, captions being counted over all images of the split."""
-        if not 0 <= caption < self.caption_count:
-            raise IndexError(f"the split {self.name!r} has {self.caption_count:,} captions: there is no {caption}")
-        return self._label(self.data.captions.caption(self._first_caption(self.start) + caption))
 
     def first(self, count: int) -> "CaptionSplit":
         """The first images only."""
         if not 0 < count <= len(self):
-            raise InputError(f"the split {self.name!r} has {len(self):,} images: cannot take the first {count:,}")
+            raise InputError(f"the split {self.name!r} has {len(self):,} images, not {count:,}")
         return CaptionSplit(self.data, self.name, self.start, self.start + count)
 
     def photo(self, image: int) -> Path | None:
-        """The file of an image, if there is a folder of images, and if it or a folder in it has this one."""
+        """The file of an image, if the folder of image files or one of its subfolders has it."""
         files = (folder / file_name(self.names[image]) for folder in self.data.photo_folders)
         return next((file for file in files if file.is_file()), None)
 
-    def _label(self, ids: list[int]) -> list[int]:
+    def label(self, ids: list[int]) -> list[int]:
+        """A caption as a training target."""
         return self.data.vocabulary.label(ids, self.data.longest)
-
-    def _first_caption(self, image: int) -> int:
-        return int(self.data.captions.images[image])
 
 
 class PerImage(Sequence[list[list[int]]]):
-    """Something of every image, made when it is asked for."""
+    """A list for every image, made on demand."""
 
     def __init__(self, count: int, make: Callable[[int], list[list[int]]]):
         self._count, self._make = count, make
@@ -215,11 +211,58 @@ class PerImage(Sequence[list[list[int]]]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, image: int) -> list[list[int]]: ...
-    @overload
-    def __getitem__(self, image: slice) -> list[list[list[int]]]: ...
-    def __getitem__(self, image: int | slice) -> list[list[int]] | list[list[list[int]]]:
-        # A range knows what negative numbers and slices mean, and which numbers there are not.
-        places = range(self._count)[image]
-        return self._make(places) if isinstance(places, int) else [self._make(place) for place in places]
+    def __getitem__(self, image: int) -> list[list[int]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._make(range(self._count)[image])  # a range handles negative indices and those out of range
+
+
+class FeatureColumn:
+    """The column of contexts: the features of each image, or of the image of each caption."""
+
+    def __init__(self, split: CaptionSplit, image: Int64[Tensor, " row"]):
+        self._split, self._image = split, image
+
+    def __len__(self) -> int:
+        return len(self._image)
+
+    def gather(self, index: Int64[Tensor, " context"]) -> Float[Tensor, "context width"]:
+        return torch.from_numpy(self._split.features(self._image[index].numpy()))
+
+
+class TargetColumn(Sequence[list[int]]):
+    """The column of targets: every caption of every image, made on demand."""
+
+    def __init__(self, split: CaptionSplit):
+        self._split = split
+
+    def __len__(self) -> int:
+        return self._split.caption_count
+
+    def __getitem__(self, index: int) -> list[int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        captions, index = self._split.data.captions, range(len(self))[index]
+        return self._split.label(captions.caption(int(captions.images[self._split.start]) + index))
+
+
+class ImageSplit(Split):
+    """Images of a data set; ``context`` is for the encoder, ``image`` (the index) for the reward."""
+
+    data: CaptionSplit
+
+    def __init__(self, data: CaptionSplit):
+        indices, ids = torch.arange(len(data)), torch.from_numpy(data.ids.copy())
+        super().__init__(Columns(ids=ids, context=FeatureColumn(data, indices), image=range(len(data))), data)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        return Scorer(self.data.references)
+
+    def first(self, count: int) -> "ImageSplit":
+        return ImageSplit(self.data.first(min(count, len(self))))
+
+
+def check_data(path: Path, skip_bad: bool = False) -> DataCheck | None:
+    """Verify a prepared data set; None for anything else."""
+    if not (path / META).is_file():
+        return None
+    data = CaptionData.open(path)
+    data.verify()
+    return DataCheck([*data.summary(), "  complete and unchanged"])

@@ -1,4 +1,4 @@
-"""How good captions are, by the measures of the literature: on words, against all that people wrote of an image."""
+"""Captions against references: CIDEr-D as the reward, and the metrics of the literature as the evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,51 +10,55 @@ from corollout.errors import InputError
 from corollout.rollouts import Engine
 from corollout.rollouts.decoding import decode
 from corollout.tasks.task import Metric, mean_interval
-from corollout.text_metrics.bleu import Bleu
-from corollout.text_metrics.cider import Cider
-from corollout.text_metrics.references import References
-from corollout.text_metrics.rouge import RougeL
+from corollout.text_metrics import Bleu, Cider, DocumentFrequencies, References, RougeL
 from corollout.types import Sampler
 
-CIDER = Metric(
-    "cider",
-    "CIDEr-D",
-    "",
-    "images",
-    "the mean over images of the greedy caption's CIDEr-D, times 100",
-    shares=False,
-)
+_MEANING = "the mean over images of the greedy caption's CIDEr-D, times 100"
+CIDER = Metric("cider", "CIDEr-D", "", "images", _MEANING, is_share=False)
 NAMES = {"cider": "CIDEr-D", "rouge_l": "ROUGE-L", **{f"bleu_{n}": f"BLEU-{n}" for n in range(4, 0, -1)}}
 
 
+class CiderReward:
+    """CIDEr-D as a reward that counts the end token as a word.
+
+    The references end with the end token, and a sequence gets it if it is finished: without it, policies learn to stop
+    in the middle of a sentence. Data sets need a column ``image``, the index into the references.
+    """
+
+    def __init__(self, references: References, frequencies: DocumentFrequencies | None = None, end: int | None = None):
+        self.cider = Cider(references, frequencies)
+        self.end = end
+
+    def __call__(self, sequences: list[list[int]], image: Sequence[int], finished: Sequence[bool]) -> list[float]:
+        if (end := self.end) is not None:
+            sequences = [[*tokens, end] if done else tokens for tokens, done in zip(sequences, finished, strict=True)]
+        return self.cider.scores(sequences, image).tolist()
+
+
 class Scorer:
-    """The references of a split, indexed once; document frequencies are their own, as in the usual evaluation."""
+    """The references of a split, indexed once; document frequencies are their own, as in the public evaluation."""
 
     def __init__(self, references: Sequence[Sequence[Sequence[int]]]):
         self._references = References(references)
         self._cider = Cider(self._references)
         self._bleu, self._rouge = Bleu(self._references), RougeL(self._references)
 
-    def __len__(self) -> int:
-        return len(self._references)
-
     def cider(self, captions: Sequence[Sequence[int]], images: Sequence[int] | np.ndarray) -> np.ndarray:
         """CIDEr-D of captions of some images."""
         return self._cider.scores(captions, np.asarray(images))
 
     def all(self, captions: Sequence[Sequence[int]]) -> tuple[np.ndarray, dict[str, float]]:
-        """CIDEr-D of one caption for each image, and all measures of them together."""
-        images = np.arange(len(self))
+        """CIDEr-D of one caption per image, and all metrics of the whole set."""
+        images = np.arange(len(self._references))
         scores = self._cider.scores(captions, images)
-        bleu = self._bleu.corpus(captions, images)
-        values = {f"bleu_{n}": float(value) for n, value in enumerate(bleu, 1)}
+        bleu = {f"bleu_{n}": float(value) for n, value in enumerate(self._bleu.corpus(captions, images), 1)}
         rouge = float(self._rouge.scores(captions, images).mean())
-        return scores, {"cider": float(scores.mean()), "rouge_l": rouge, **values}
+        return scores, {"cider": float(scores.mean()), "rouge_l": rouge, **bleu}
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What a policy achieves on a set of images, by greedy decoding and, if asked for, by a beam's best caption."""
+class CaptionEvaluation:
+    """Metrics of the greedy captions of some images and, if asked for, of the best captions of a beam search."""
 
     scores: np.ndarray  # CIDEr-D of each image's greedy caption
     values: dict[str, float]
@@ -68,23 +72,24 @@ class Evaluation:
         return {**self.values, "cider_low": low, "cider_high": high, "length": length, **beam}
 
     def rows(self) -> list[list[str]]:
-        interval = mean_interval(self.scores)
-        words = "" if interval is None else f"{100 * interval[0]:.1f} – {100 * interval[1]:.1f}"
-        rows = [[name, f"{100 * self.values[key]:.1f}", words if key == "cider" else ""] for key, name in NAMES.items()]
+        ends = mean_interval(self.scores)
+        interval = "" if ends is None else " – ".join(f"{100 * end:.1f}" for end in ends)
+        rows = [[name, f"{100 * self.values[key]:.1f}", ""] for key, name in NAMES.items()]
+        rows[0][2] = interval  # CIDEr-D is the first
         rows += [[f"{NAMES[key]}, beam", f"{100 * value:.1f}", ""] for key, value in self.beam.items()]
-        return [*rows, ["words a caption", f"{self.numbers()['length']:.1f}", ""]]
+        return [*rows, ["words per caption", f"{self.numbers()['length']:.1f}", ""]]
 
 
 def evaluate_captions(
     engine: Engine, columns: Columns, scorer: Scorer, *, beam: int = 0, batch_size: int = 256, device: str = "cpu"
-) -> Evaluation:
-    """Greedy decoding of every image, and a beam of the given size as well unless it is 0."""
+) -> CaptionEvaluation:
+    """Decode every image greedily and, unless ``beam`` is 0, by a beam search."""
     if len(columns) == 0:
-        raise InputError("there is no image to evaluate on")
-    greedy = [found[0] for found in decode(engine, columns, Sampler("greedy"), batch_size=batch_size, device=device)]
-    scores, values = scorer.all(greedy)
-    best: dict[str, float] = {}
-    if beam:
-        found = decode(engine, columns, Sampler("beam", beam), batch_size=max(1, batch_size // beam), device=device)
-        best = scorer.all([captions[0] for captions in found])[1]
-    return Evaluation(scores, values, greedy, best)
+        raise InputError("the split has no image to evaluate on")
+
+    def first(sampler: Sampler, size: int) -> list[list[int]]:
+        return [captions[0] for captions in decode(engine, columns, sampler, batch_size=size, device=device)]
+
+    greedy = first(Sampler("greedy"), batch_size)
+    best = scorer.all(first(Sampler("beam", beam), max(1, batch_size // beam)))[1] if beam else {}
+    return CaptionEvaluation(*scorer.all(greedy), greedy, best)

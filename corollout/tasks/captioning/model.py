@@ -1,27 +1,45 @@
-"""The paper's FC model: the image is the first input of a maxout LSTM, words are the others.
+"""The paper's FC model: the image is the first input of a maxout LSTM, words are the next ones.
 
-Features are standardised first, by means and deviations that belong to the weights: they are of any size, and raw ones
-are learnt from more slowly.
+Features are standardised first, with means and deviations that are part of the weights: learning is faster than on raw
+features, which may have any scale.
 """
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
+from corollout.config import option
 from corollout.policies.lstm import lstm, lstm_step
 from corollout.policies.tree_head import TreeHead
 from corollout.trees import Tree
 
 State = tuple[Tensor, Tensor]
+Gates = Float[Tensor, "row gates"]
 _LEAST_DEVIATION = 1e-3
 
 
-class CaptionPolicy(nn.Module):
-    """A captioner as a policy; a context is an image's vector of features, a memory its share of the first gates.
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network; the defaults are the paper's."""
 
-    With a tree, words are chosen by a walk down it, and the policy puts out the LSTM's state for the head to read.
+    embedding: int = option(512, "Width of the embeddings of words and of the image.", least=1)
+    hidden: int = option(512, "Width of the LSTM.", least=1)
+    dropout: float = option(0.5, "Dropout on the LSTM's output in pre-training.", least=0, most=1)
+    input_dropout: float = option(0.0, "Dropout on the LSTM's input in pre-training.", least=0, most=1)
+    head: str = option("softmax", "Choose words by a softmax or by a walk down a tree.", choices=("softmax", "tree"))
+
+
+class CaptionPolicy(nn.Module):
+    """A captioner as a policy; a context is an image's feature vector, a memory its contribution to the first gates.
+
+    With a tree, words are chosen by a walk down it, and the policy outputs the LSTM's state for the tree head.
     """
+
+    shift: Tensor
+    factor: Tensor
 
     def __init__(
         self,
@@ -46,7 +64,7 @@ class CaptionPolicy(nn.Module):
         self.embedding = uniform(vocab, embedding, bound=0.1)
         self.from_input = uniform(embedding, gates)
         self.recurrent = uniform(hidden, gates)
-        # Two biases, as other libraries have them: one is the input's, one the recurrence's.
+        # Two biases as in other libraries: one for the input, one for the recurrence.
         self.bias = uniform(2, gates)
         if tree is None:
             self.head = None
@@ -57,31 +75,27 @@ class CaptionPolicy(nn.Module):
         self.hidden, self.dropout, self.input_dropout = hidden, dropout, input_dropout
 
     def standardise(self, examples: Float[Tensor, "image width"]) -> None:
-        """From now on, features that are distributed like these have mean 0 and deviation 1."""
-        shift: Tensor = self.shift  # pyright: ignore[reportAssignmentType]
-        factor: Tensor = self.factor  # pyright: ignore[reportAssignmentType]
-        shift.copy_(examples.mean(0))
-        factor.copy_(1 / (examples.std(0, correction=0) + _LEAST_DEVIATION))
+        """Set the mean and deviation by which features are standardised to those of some examples."""
+        self.shift.copy_(examples.mean(0))
+        self.factor.copy_(1 / (examples.std(0, correction=0) + _LEAST_DEVIATION))
 
     def standardised(self, context: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
-        return (context - self.shift) * self.factor  # pyright: ignore[reportOperatorIssue]
+        return (context - self.shift) * self.factor
 
-    def encode(self, context: Float[Tensor, "row width"]) -> Float[Tensor, "row gates"]:
+    def encode(self, context: Float[Tensor, "row width"]) -> Gates:
         return self._projected(self.image(self.standardised(context)))
 
-    def start(self, memory: Float[Tensor, "row gates"]) -> State:
+    def start(self, memory: Gates) -> State:
         nothing = memory.new_zeros(len(memory), self.hidden)
         return lstm_step(memory, self.recurrent, nothing, nothing)
 
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row output"], State]:
         if torch.is_grad_enabled():
-            raise RuntimeError("CaptionPolicy.step is for sampling, without gradient; score has the gradient")
+            raise RuntimeError("CaptionPolicy.step has no gradient: call it in torch.no_grad(), or use score")
         h, c = lstm_step(self._gates(tokens), self.recurrent, *state)
         return self._read_out(h), (h, c)
 
-    def score(
-        self, memory: Float[Tensor, "row gates"], tokens: Int64[Tensor, "row step"]
-    ) -> Float[Tensor, "row step output"]:
+    def score(self, memory: Gates, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step output"]:
         x = torch.cat([memory[None], self._gates(tokens.t())])
         nothing = x.new_zeros(len(tokens), self.hidden)
         h = lstm(x, self.recurrent, nothing, nothing)[1:].transpose(0, 1)
@@ -91,9 +105,9 @@ class CaptionPolicy(nn.Module):
         return h if self.head is not None else linear(h, self.output, self.output_bias)
 
     def _gates(self, tokens: Int64[Tensor, "..."]) -> Float[Tensor, "... gates"]:
-        """The words' share of the gates. Many rows have the same word: each is projected once."""
-        words, place = tokens.unique(return_inverse=True)
-        return embedding(place, self._projected(embedding(words, self.embedding)))
+        """The words' contribution to the gates; a word that is in several rows is projected once."""
+        words, index = tokens.unique(return_inverse=True)
+        return embedding(index, self._projected(embedding(words, self.embedding)))
 
-    def _projected(self, inputs: Float[Tensor, "row width"]) -> Float[Tensor, "row gates"]:
+    def _projected(self, inputs: Float[Tensor, "row width"]) -> Gates:
         return torch.addmm(self.bias.sum(0), dropout(inputs, self.input_dropout, self.training), self.from_input)

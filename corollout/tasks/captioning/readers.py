@@ -1,22 +1,24 @@
 """Caption files in the public formats.
 
-Karpathy's ``dataset_*.json``, which knows the splits:
+Karpathy's ``dataset_*.json``, which includes the splits:
 
     {"images": [{"filename": "COCO_val2014_000000391895.jpg", "cocoid": 391895, "split": "test",
                  "sentences": [{"tokens": ["a", "man", …], "raw": "A man …"}, …]}, …]}
 
-COCO's annotations, a file for each split:
+COCO's annotations, one file per split:
 
     {"images": [{"id": 391895, "file_name": "COCO_val2014_000000391895.jpg"}, …],
      "annotations": [{"image_id": 391895, "caption": "A man …"}, …]}
 
-Flickr's ``token.txt``, and a list of image names for each split:
+Flickr's ``token.txt``, and one list of image names per split:
 
     2513260012_03d33305cf.jpg#0<TAB>A black dog is running after a white dog in the snow .
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as short
@@ -25,11 +27,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.tasks.captioning.arrays import SPLITS
-from corollout.tasks.captioning.files import read_names, read_text
-from corollout.tasks.captioning.gathering import NO_SPLIT, Captions, Gathering, Listed
-from corollout.tasks.captioning.json_lists import entries
-from corollout.tasks.captioning.names import NO_NUMBER, match
+from corollout.files import read_text
+from corollout.tasks.captioning.captions import NO_NUMBER, NO_SPLIT, SPLITS, Captions, Collector, match, read_names
 
 Format = Literal["karpathy", "coco", "flickr"]
 _KARPATHY_SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
@@ -42,82 +41,75 @@ def read_captions(
     format: Format | None = None,
     skip_bad: bool = False,
 ) -> Captions:
-    """Read a file of captions whose splits are its own, or in a list of names for each; or a file for each split.
+    """Read one file of ``captions``, or one file per split.
 
-    ``splits`` has the lists if there is a file of ``captions``, and else the files. The format is recognised unless
-    it is said. A bad entry is an error that names it, or is left out.
+    With ``captions``, ``splits`` are lists of image names, unless the file includes the splits; without, they are the
+    files. The format is detected unless given. A bad entry is an error, or is skipped with ``skip_bad``.
     """
     files = dict(splits or {})
-    strange = [split for split in files if split not in SPLITS]
-    if strange:
-        raise InputError(f"no split is called {strange[0]!r}: choose from {', '.join(SPLITS)}")
-    gathering = Gathering(skip_bad)
+    if unknown := [split for split in files if split not in SPLITS]:
+        raise InputError(f"unknown split {unknown[0]!r}: choose from {', '.join(SPLITS)}")
+    collector = Collector(skip_bad)
     if captions is None:
         if "train" not in files:
-            raise InputError("no captions: name a file with --captions, or one for each split with --train and --val")
+            raise InputError("no captions: give a file with --captions, or one per split with --train and --val")
         for split, path in files.items():
-            _read(gathering, path, split, format)
-        return _checked(gathering.captions(), " and ".join(map(str, files.values())))
-    has_splits = _read(gathering, captions, None, format) == "karpathy"
+            _read(collector, path, split, format)
+        return _checked(collector.captions(), " and ".join(map(str, files.values())))
+    has_splits = _read(collector, captions, None, format) == "karpathy"
     if has_splits and files:
-        raise InputError(f"{captions} has splits of its own: leave out --{next(iter(files))}")
+        raise InputError(f"{captions} includes the splits: leave out --{next(iter(files))}")
     if not has_splits and "train" not in files:
-        raise InputError(f"{captions} has no splits: name lists of its images with --train, --val and --test")
-    read = _checked(gathering.captions(), str(captions))
-    return read if has_splits else _listed(read, files)
+        raise InputError(f"{captions} has no splits: give lists of its images with --train, --val and --test")
+    read = _checked(collector.captions(), str(captions))
+    return read if has_splits else _with_lists(read, files)
 
 
 def _checked(read: Captions, source: str) -> Captions:
     if len(read.arrays.captions) == 1:
-        raise InputError(
-            f"no captions in {source}" + (f", the first bad entry being {read.bad[0]}" if read.bad else "")
-        )
+        raise InputError(f"no captions in {source}" + (f"; the first bad entry: {read.bad[0]}" if read.bad else ""))
     return read
 
 
-def _read(gathering: Gathering, path: Path, split: str | None, format: Format | None) -> Format:
+def _read(collector: Collector, path: Path, split: str | None, format: Format | None) -> Format:
     text = read_text(path)
-    known: Format = _recognised(path, text) if format is None else format
-    readers: dict[Format, Callable[[Gathering, Path, str, str | None], None]]
-    readers = {"karpathy": _read_karpathy, "coco": _read_coco, "flickr": _read_flickr}
-    if known == "karpathy" and split is not None:
-        raise InputError(f"{path} has splits of its own: name it with --captions instead of --{split}")
-    readers[known](gathering, path, text, split)
-    return known
+    format = format or _detect(path, text)
+    if format == "karpathy" and split is not None:
+        raise InputError(f"{path} includes the splits: give it with --captions instead of --{split}")
+    {"karpathy": _read_karpathy, "coco": _read_coco, "flickr": _read_flickr}[format](collector, path, text, split)
+    return format
 
 
-def _recognised(path: Path, text: str) -> Format:
-    """The format of a file, by its first entry."""
+def _detect(path: Path, text: str) -> Format:
+    """The format of a file, judged by its first entry."""
     if text[:1000].lstrip().startswith("{"):
-        first = next(entries(path, text, "images"), None)
+        first = next(json_entries(path, text, "images"), None)
         if isinstance(first, dict):
             return "karpathy" if "sentences" in first else "coco"
     elif _FLICKR_LINE.fullmatch(text.lstrip().partition("\n")[0].rstrip()):
         return "flickr"
     known = ", ".join(get_args(Format))
-    raise InputError(
-        f"{path}: no format of captions that is known ({known}); if it is one of them, name it by --format"
-    )
+    raise InputError(f"{path} is not in a known format ({known}); if it is, name the format with --format")
 
 
-def _read_karpathy(gathering: Gathering, path: Path, text: str, split: str | None) -> None:
-    for count, entry in enumerate(entries(path, text, "images"), 1):
+def _read_karpathy(collector: Collector, path: Path, text: str, split: str | None) -> None:
+    for count, entry in enumerate(json_entries(path, text, "images"), 1):
         where = f"{path}, image {count}"
         try:
             name, sentences = _field(entry, "filename", str), _field(entry, "sentences", list)
-            said = _field(entry, "split", str)
-            if said not in _KARPATHY_SPLITS:
-                raise InputError(f"unknown split {said!r}: expected one of {', '.join(_KARPATHY_SPLITS)}")
+            group = _field(entry, "split", str)
+            if group not in _KARPATHY_SPLITS:
+                raise InputError(f"unknown split {group!r}: expected one of {', '.join(_KARPATHY_SPLITS)}")
             number = entry.get("cocoid", entry.get("imgid"))
-            image = gathering.image(name, _KARPATHY_SPLITS[said], number if isinstance(number, int) else None)
+            image = collector.add_image(name, _KARPATHY_SPLITS[group], number if isinstance(number, int) else None)
         except InputError as error:
-            gathering.refuse(where, error)
+            collector.reject(where, error)
             continue
-        for place, sentence in enumerate(sentences, 1):
+        for position, sentence in enumerate(sentences, 1):
             try:
-                gathering.caption(image, _sentence(sentence))
+                collector.add_caption(image, _sentence(sentence))
             except InputError as error:
-                gathering.refuse(f"{where} ({name}), sentence {place}", error)
+                collector.reject(f"{where} ({name}), sentence {position}", error)
 
 
 def _sentence(sentence: Any) -> str:
@@ -129,38 +121,38 @@ def _sentence(sentence: Any) -> str:
     return " ".join(tokens)
 
 
-def _read_coco(gathering: Gathering, path: Path, text: str, split: str | None) -> None:
+def _read_coco(collector: Collector, path: Path, text: str, split: str | None) -> None:
     images: dict[int, int] = {}
-    for count, entry in enumerate(entries(path, text, "images"), 1):
+    for count, entry in enumerate(json_entries(path, text, "images"), 1):
         try:
             number = _field(entry, "id", int)
             if number in images:
-                raise InputError(f"the id {number} is there twice")
-            images[number] = gathering.image(_field(entry, "file_name", str), split, number)
+                raise InputError(f"the id {number} occurs twice")
+            images[number] = collector.add_image(_field(entry, "file_name", str), split, number)
         except InputError as error:
-            gathering.refuse(f"{path}, image {count}", error)
-    for count, entry in enumerate(entries(path, text, "annotations"), 1):
+            collector.reject(f"{path}, image {count}", error)
+    for count, entry in enumerate(json_entries(path, text, "annotations"), 1):
         try:
             number, caption = _field(entry, "image_id", int), _field(entry, "caption", str)
             if number not in images:
-                raise InputError(f"no image of the file has the image_id {number}")
-            gathering.caption(images[number], caption)
+                raise InputError(f"the file has no image with the id {number}")
+            collector.add_caption(images[number], caption)
         except InputError as error:
-            gathering.refuse(f"{path}, annotation {count}", error)
+            collector.reject(f"{path}, annotation {count}", error)
 
 
 def _field(entry: Any, name: str, kind: type) -> Any:
-    words = {str: "text", int: "a whole number", list: "a list"}
+    names = {str: "text", int: "an integer", list: "a list"}
     if not isinstance(entry, dict):
         raise InputError(f"expected an object with {name}, not {short(entry)}")
     if not isinstance(entry.get(name), kind) or isinstance(entry[name], bool):
-        raise InputError(f"{name}: expected {words[kind]}, not {short(entry.get(name))}")
+        raise InputError(f"{name}: expected {names[kind]}, not {short(entry.get(name))}")
     return entry[name]
 
 
-def _read_flickr(gathering: Gathering, path: Path, text: str, split: str | None) -> None:
+def _read_flickr(collector: Collector, path: Path, text: str, split: str | None) -> None:
     seen: set[tuple[int, str]] = set()
-    own: set[int] = set()  # an image that another file has captions of is there twice
+    own: set[int] = set()  # images of this file; one of another file must not occur again
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
@@ -169,31 +161,82 @@ def _read_flickr(gathering: Gathering, path: Path, text: str, split: str | None)
             if not parts:
                 raise InputError(f"expected NAME#NUMBER, a tab and a caption, not {short(content)}")
             name, number, caption = parts.groups()
-            image = gathering.place(name)
-            if image is None or image not in own:
-                image = gathering.image(name, split)
-                own.add(image)
+            if collector.names.get(name) not in own:
+                own.add(collector.add_image(name, split))
+            image = collector.names[name]
             if (image, number) in seen:
-                raise InputError(f"the caption {name}#{number} is there twice")
-            gathering.caption(image, caption)
+                raise InputError(f"the caption {name}#{number} occurs twice")
+            collector.add_caption(image, caption)
             seen.add((image, number))
         except InputError as error:
-            gathering.refuse(f"{path}, line {line}", error)
+            collector.reject(f"{path}, line {line}", error)
 
 
-def _listed(read: Captions, lists: Mapping[str, Path]) -> Captions:
-    """The same images in the splits in which lists have them."""
+def _with_lists(read: Captions, lists: Mapping[str, Path]) -> Captions:
+    """The same images in the splits given by lists."""
     splits = np.full(len(read.names), NO_SPLIT, np.int8)
-    without: list[Listed] = []
+    without_captions: list[tuple[str, str, int]] = []
     for split, path in lists.items():
         names = read_names(path)
-        places = match(names, [NO_NUMBER] * len(names), read.names)
-        for line, (name, place) in enumerate(zip(names, places.tolist(), strict=True), 1):
-            if place < 0:
-                without.append(Listed(name, str(path), line))
-            elif splits[place] != NO_SPLIT:
-                other = lists[SPLITS[splits[place]]]
-                raise InputError(f"{path}, line {line}: the image {name!r} is in {other} too")
+        images = match(names, [NO_NUMBER] * len(names), read.names)
+        for line, (name, image) in enumerate(zip(names, images.tolist(), strict=True), 1):
+            if image < 0:
+                without_captions.append((name, str(path), line))
+            elif splits[image] != NO_SPLIT:
+                other = lists[SPLITS[splits[image]]]
+                raise InputError(f"{path}, line {line}: the image {name!r} is also in {other}")
             else:
-                splits[place] = SPLITS.index(split)
-    return replace(read, splits=splits, without=without)
+                splits[image] = SPLITS.index(split)
+    return replace(read, splits=splits, without_captions=without_captions)
+
+
+@contextmanager
+def json_errors(path: Path) -> Generator[None]:
+    """Says where a file is not valid JSON."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: nested too deeply, or a number too long, for a file of captions") from error
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+def json_entries(path: Path, text: str, key: str) -> Iterator[Any]:
+    """The entries of the list under a key of a JSON object, one by one, so that they are never in memory together."""
+
+    def expect(marks: str, position: int) -> tuple[str, int]:
+        """The next character, which must be one of these, and the position after it and the space around it."""
+        position = _skip_space(text, position)
+        mark = text[position : position + 1]
+        if not mark or mark not in marks:
+            raise json.JSONDecodeError(f"Expecting {marks[0]!r}", text, position)
+        return mark, _skip_space(text, position + 1)
+
+    with json_errors(path):
+        mark, position = expect("{", 0)
+        while mark != "}" and (mark == "," or text[position : position + 1] != "}"):
+            name, position = _DECODER.raw_decode(text, position)
+            if not isinstance(name, str):
+                raise json.JSONDecodeError("Expecting property name", text, position)
+            _, position = expect(":", position)
+            if text[position : position + 1] != "[":
+                position = _DECODER.raw_decode(text, position)[1]
+            else:
+                mark, position = expect("[", position)
+                while mark != "]" and text[position : position + 1] != "]":
+                    entry, position = _DECODER.raw_decode(text, position)
+                    if name == key:
+                        yield entry
+                    mark, position = expect(",]", position)
+                if mark != "]":
+                    _, position = expect("]", position)
+            mark, position = expect(",}", position)
+
+
+def _skip_space(text: str, position: int) -> int:
+    space = _SPACE.match(text, position)
+    return position if space is None else space.end()

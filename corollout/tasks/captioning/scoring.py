@@ -1,17 +1,19 @@
-"""Captions as text, scored by the measures of the literature: the public evaluation without its Java programs.
+"""Captions in files, scored by the metrics of the literature: the public evaluation without its Java programs.
 
-References are COCO's annotations, hypotheses COCO's results:
+References are COCO's annotations, hypotheses are COCO's results:
 
     {"annotations": [{"image_id": 391895, "caption": "A man with a red helmet …"}, …]}
     [{"image_id": 391895, "caption": "a man on a bicycle"}, …]
 
-Document frequencies are those of the references, or of other annotations, or from a file that ``write_frequencies``
-wrote, in which n-grams are words with spaces between them:
+Document frequencies are those of the references, of other annotations, or of a file of ``write_frequencies``, whose
+n-grams are words separated by spaces:
 
     {"images": 5000, "frequencies": {"a man": 1304, …}}
 """
 
+import importlib.util
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,72 +22,107 @@ from typing import Any
 
 import numpy as np
 
-from corollout.errors import InputError
-from corollout.tasks.captioning.files import read_text
-from corollout.tasks.captioning.text import tokenize
-from corollout.text_metrics.bleu import Bleu
-from corollout.text_metrics.cider import Cider
-from corollout.text_metrics.frequencies import DocumentFrequencies
+from corollout.errors import CorolloutError, InputError
+from corollout.files import read_text, write_json
+from corollout.tasks.captioning.readers import json_errors
+from corollout.tasks.captioning.tokenizer import tokenize
+from corollout.text_metrics import Bleu, Cider, DocumentFrequencies, References, RougeL
 from corollout.text_metrics.ngrams import LONGEST
-from corollout.text_metrics.references import References
-from corollout.text_metrics.rouge import RougeL
 
 ImageId = int | str
+_METEOR_PACKAGE = "pycocoevalcap"
+_LISTED = 5  # images that an error lists
+
+
+class MeteorError(CorolloutError):
+    """METEOR is not available; the message says why."""
 
 
 class Lexicon:
-    """Numbers for words, as they come."""
+    """Ids of words, in the order of their first use."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
+        self.ids: dict[str, int] = {}
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        return [self._ids.setdefault(word, len(self._ids)) for word in words]
-
-    def words(self) -> list[str]:
-        return list(self._ids)
+        return [self.ids.setdefault(word, len(self.ids)) for word in words]
 
 
-@dataclass(frozen=True)
-class TextScores:
-    """The measures of some captions: of all together, and of each by itself."""
+@dataclass
+class FileScores:
+    """The metrics of a file of captions: of the whole set, and of each caption."""
 
+    captions: dict[ImageId, list[str]]
     corpus: dict[str, float]
     each: dict[str, np.ndarray]  # float64[caption]
-
-    def with_measure(self, name: str, corpus: float, each: Sequence[float]) -> "TextScores":
-        return TextScores({**self.corpus, name: corpus}, {**self.each, name: np.array(each)})
+    no_meteor: str | None = None  # why METEOR is missing, if it is
 
 
-def score_words(
-    references: Sequence[Sequence[Sequence[str]]],
-    hypotheses: Sequence[Sequence[str]],
-    lexicon: Lexicon,
-    frequencies: DocumentFrequencies | None = None,
-) -> TextScores:
-    """BLEU, ROUGE-L, CIDEr-D and CIDEr of one caption for each image, all as words."""
-    if len(hypotheses) == 0:
-        raise InputError("there is no caption to score")
-    known = References([lexicon.encode(words) for words in group] for group in references)
-    captions, images = [lexicon.encode(words) for words in hypotheses], np.arange(len(hypotheses))
+def score_files(
+    references: Path, hypotheses: Path, frequencies: Path | None = None, partial: bool = False, meteor: bool = True
+) -> FileScores:
+    """Score a file of captions; with ``partial``, images that have references but no caption are ignored."""
+    lexicon = Lexicon()
+    groups, captions = read_references(references), read_hypotheses(hypotheses)
+    if unknown := [image for image in captions if image not in groups]:
+        raise InputError(f"{hypotheses} has captions of images without references in {references}: {_listed(unknown)}")
+    missing = [image for image in groups if image not in captions]
+    if missing and not partial:
+        which = f"{len(missing):,} of the {len(groups):,} images in {references}: {_listed(missing)}"
+        advice = "caption every image, or ignore the others with --partial"
+        raise InputError(f"{hypotheses} has no captions of {which}; {advice}")
+    chosen, words = [groups[image] for image in captions], list(captions.values())
+    known = References([lexicon.encode(reference) for reference in group] for group in chosen)
+    tokens, images = [lexicon.encode(caption) for caption in words], np.arange(len(captions))
     bleu = Bleu(known)
-    cider = Cider(known, frequencies)
-    each = {f"bleu_{n}": values for n, values in enumerate(bleu.scores(captions, images).T, 1)}
-    each["rouge_l"] = RougeL(known).scores(captions, images)
-    each["cider_d"] = cider.scores(captions, images)
-    each["cider"] = Cider(known, cider.frequencies, "plain").scores(captions, images)
+    cider = Cider(known, None if frequencies is None else read_frequencies(frequencies, lexicon))
+    each = {f"bleu_{n}": values for n, values in enumerate(bleu.scores(tokens, images).T, 1)}
+    each["rouge_l"] = RougeL(known).scores(tokens, images)
+    each["cider_d"] = cider.scores(tokens, images)
+    each["cider"] = Cider(known, cider.frequencies, "plain").scores(tokens, images)
     corpus = {name: float(values.mean()) for name, values in each.items()}
-    corpus |= {f"bleu_{n}": float(value) for n, value in enumerate(bleu.corpus(captions, images), 1)}
-    return TextScores(corpus, each)
+    corpus |= {f"bleu_{n}": float(value) for n, value in enumerate(bleu.corpus(tokens, images), 1)}
+    result = FileScores(captions, corpus, each)
+    if not meteor:
+        result.no_meteor = "it was disabled by --no-meteor"
+        return result
+    try:
+        corpus["meteor"], each["meteor"] = score_meteor(chosen, words)
+    except MeteorError as error:
+        result.no_meteor = str(error)
+    return result
+
+
+def score_meteor(
+    references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
+) -> tuple[float, np.ndarray]:
+    """METEOR of a corpus and of each caption, by the public Java program, which has tables of stems and synonyms."""
+    if importlib.util.find_spec(_METEOR_PACKAGE) is None:
+        raise MeteorError(f"the Python package {_METEOR_PACKAGE}, which includes its program, is not installed")
+    if shutil.which("java") is None:
+        raise MeteorError("Java is not installed")
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    texts = {index: [" ".join(words) for words in group] for index, group in enumerate(references)}
+    captions = {index: [" ".join(words)] for index, words in enumerate(hypotheses)}
+    program = Meteor()
+    try:
+        corpus, each = program.compute_score(texts, captions)
+    except (OSError, ValueError) as error:
+        raise MeteorError(f"its Java program failed ({error})") from error
+    finally:
+        for pipe in filter(None, (program.meteor_p.stdout, program.meteor_p.stderr)):
+            pipe.close()
+    return float(corpus), np.array(each, np.float64)
 
 
 def read_references(path: Path) -> dict[ImageId, list[list[str]]]:
-    """Image → the words of each of its captions, from COCO's annotations."""
+    """The words of the captions of each image, from COCO's annotations."""
     return _references(path, _read_json(path))
 
 
 def read_hypotheses(path: Path) -> dict[ImageId, list[str]]:
-    """Image → the words of its caption, from COCO's results."""
+    """The words of the caption of each image, from COCO's results."""
     entries = _read_json(path)
     if not isinstance(entries, list):
         raise InputError(f'{path}: expected a list of captions, [{{"image_id": …, "caption": …}}, …]')
@@ -93,45 +130,49 @@ def read_hypotheses(path: Path) -> dict[ImageId, list[str]]:
     for number, entry in enumerate(entries, 1):
         image, caption = _caption(entry, f"{path}, entry {number}")
         if image in captions:
-            raise InputError(f"{path}, entry {number}: a second caption of image {image!r}; leave one for each image")
+            raise InputError(f"{path}, entry {number}: a second caption of image {image!r}; keep one per image")
         captions[image] = caption
     if not captions:
-        raise InputError(f"{path}: there is no caption in it")
+        raise InputError(f"{path} has no captions")
     return captions
 
 
 def read_frequencies(path: Path, lexicon: Lexicon) -> DocumentFrequencies:
-    """Document frequencies from annotations, or from a file of their own."""
+    """Document frequencies of annotations, or from a file of :func:`write_frequencies`."""
     data = _read_json(path)
-    if isinstance(data, dict) and "frequencies" in data:
-        return _frequencies(path, data, lexicon)
-    references = _references(path, data)
-    return frequencies_of(references, lexicon)
+    if not isinstance(data, dict) or "frequencies" not in data:
+        return _frequencies_of(_references(path, data), lexicon)
+    images, table = data.get("images"), data["frequencies"]
+    if not isinstance(images, int) or images < 1:
+        raise InputError(f"{path}: images must be an integer ≥ 1, not {short(images)}")
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: frequencies must be an object of n-grams and counts, not {short(table)}")
+    for ngram, count in table.items():
+        if not isinstance(count, int) or not 0 <= count <= images or not 1 <= len(ngram.split(" ")) <= LONGEST:
+            expected = f"n-grams of 1 to {LONGEST} words, each in 0 to {images} images"
+            raise InputError(f"{path}: frequencies must be {expected}, not {ngram!r}: {short(count)}")
+    ids = {tuple(lexicon.encode(ngram.split(" "))): count for ngram, count in table.items()}
+    return DocumentFrequencies.of_table(ids, images)
 
 
-def frequencies_of(references: Mapping[ImageId, Sequence[Sequence[str]]], lexicon: Lexicon) -> DocumentFrequencies:
+def write_frequencies(path: Path, references: Path) -> None:
+    """Write the document frequencies of COCO's annotations to a file."""
+    lexicon = Lexicon()
+    frequencies = _frequencies_of(read_references(references), lexicon)
+    words = list(lexicon.ids)
+    table = {" ".join(words[token] for token in ngram): count for ngram, count in frequencies.table().items()}
+    write_json(path, {"images": frequencies.images, "frequencies": table}, indent=None)
+
+
+def _frequencies_of(references: Mapping[ImageId, Sequence[Sequence[str]]], lexicon: Lexicon) -> DocumentFrequencies:
     groups = ([lexicon.encode(words) for words in group] for group in references.values())
     return DocumentFrequencies.of(References(groups))
 
 
-def write_frequencies(path: Path, frequencies: DocumentFrequencies, lexicon: Lexicon) -> None:
-    words = lexicon.words()
-    table = {" ".join(words[token] for token in ngram): count for ngram, count in frequencies.table().items()}
-    text = json.dumps({"images": frequencies.images, "frequencies": table}, ensure_ascii=False)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
-
-
 def _read_json(path: Path) -> Any:
     text = read_text(path)
-    try:
+    with json_errors(path):
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}, column {error.colno}: not JSON, {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: nested too deeply, or a number too long, to be a file of captions") from error
 
 
 def _references(path: Path, data: Any) -> dict[ImageId, list[list[str]]]:
@@ -143,7 +184,7 @@ def _references(path: Path, data: Any) -> dict[ImageId, list[list[str]]]:
         image, caption = _caption(entry, f"{path}, annotation {number}")
         captions.setdefault(image, []).append(caption)
     if not captions:
-        raise InputError(f"{path}: there is no annotation in it")
+        raise InputError(f"{path} has no annotations")
     return captions
 
 
@@ -152,23 +193,11 @@ def _caption(entry: Any, where: str) -> tuple[ImageId, list[str]]:
         raise InputError(f"{where}: expected an object with image_id and caption, not {short(entry)}")
     image, caption = entry.get("image_id"), entry.get("caption")
     if not isinstance(image, int | str) or isinstance(image, bool):
-        raise InputError(f"{where}: image_id must be a whole number or text, not {short(image)}")
+        raise InputError(f"{where}: image_id must be an integer or text, not {short(image)}")
     if not isinstance(caption, str):
         raise InputError(f"{where}: caption must be text, not {short(caption)}")
     return image, tokenize(caption)
 
 
-def _frequencies(path: Path, data: dict[str, Any], lexicon: Lexicon) -> DocumentFrequencies:
-    images, table = data.get("images"), data["frequencies"]
-    if not isinstance(images, int) or images < 1:
-        raise InputError(f"{path}: images must be a whole number from 1 on, not {short(images)}")
-    if not isinstance(table, dict):
-        raise InputError(f"{path}: frequencies must be an object of n-grams and numbers, not {short(table)}")
-    for ngram, count in table.items():
-        if not isinstance(count, int) or not 0 <= count <= images or not 1 <= len(ngram.split(" ")) <= LONGEST:
-            raise InputError(
-                f"{path}: frequencies: expected n-grams of 1 to {LONGEST} words, each in 0 to {images} images, but "
-                f"there is {ngram!r}: {short(count)}"
-            )
-    ids = {tuple(lexicon.encode(ngram.split(" "))): count for ngram, count in table.items()}
-    return DocumentFrequencies.of_table(ids, images)
+def _listed(images: list[ImageId]) -> str:
+    return ", ".join(repr(image) for image in images[:_LISTED]) + (", …" if len(images) > _LISTED else "")

@@ -1,152 +1,119 @@
-"""Captioning as a task: data, engine, reward and evaluation from the settings of a run."""
+"""Captioning as a task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
 
-from corollout.data import Columns
+from corollout.data import Columns, Split
 from corollout.errors import InputError
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
-from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit
-from corollout.tasks.captioning.metrics import CIDER, Evaluation, Scorer, evaluate_captions
-from corollout.tasks.captioning.model import CaptionPolicy
-from corollout.tasks.captioning.settings import ModelSettings, scale
+from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit, FeatureColumn, ImageSplit, TargetColumn
+from corollout.tasks.captioning.metrics import CIDER, CaptionEvaluation, CiderReward, evaluate_captions
+from corollout.tasks.captioning.model import CaptionPolicy, ModelSettings
+from corollout.tasks.captioning.networks import DEFAULT, load_network
+from corollout.tasks.captioning.preparation import image_ids
+from corollout.tasks.captioning.view import CaptionView, ImageFileView
 from corollout.tasks.captioning.vocabulary import END
 from corollout.tasks.task import Task, TaskSpec
-from corollout.text_metrics.cider import CiderReward, DocumentFrequencies
-from corollout.text_metrics.references import References
+from corollout.text_metrics import DocumentFrequencies, References
 from corollout.trees import balanced_tree
 
-REWARDS = ("cider-d",)
-_LOOKED_AT = 4096  # images by which features are standardised
-
-
-class Features:
-    """The column of contexts: images' features, for each image or for each caption."""
-
-    def __init__(self, split: CaptionSplit, image: Int64[Tensor, " row"]):
-        self._split, self._image = split, image
-
-    def __len__(self) -> int:
-        return len(self._image)
-
-    def gather(self, index: Int64[Tensor, " context"]) -> Float[Tensor, "context width"]:
-        return torch.from_numpy(self._split.features(self._image[index].numpy()))
-
-
-class Lessons(Sequence[list[int]]):
-    """The column of targets: every caption of every image, without a copy of them."""
-
-    def __init__(self, split: CaptionSplit):
-        self._split = split
-
-    def __len__(self) -> int:
-        return self._split.caption_count
-
-    def __getitem__(self, place: int) -> list[int]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._split.label(place)
-
-
-class Split:
-    """Images in both forms: as a data set and as columns."""
-
-    def __init__(self, data: CaptionSplit):
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    @cached_property
-    def columns(self) -> Columns:
-        """``context`` for the encoder, ``image`` (its place) for the reward."""
-        places = torch.arange(len(self.data))
-        ids = torch.from_numpy(self.data.ids.copy())
-        return Columns(ids=ids, context=Features(self.data, places), image=range(len(self.data)))
-
-    @cached_property
-    def mle_data(self) -> Columns:
-        """A row for each caption: ``context`` for the encoder, ``target`` for teaching."""
-        return Columns(
-            context=Features(self.data, torch.from_numpy(self.data.image_of_caption)), target=Lessons(self.data)
-        )
-
-    @cached_property
-    def scorer(self) -> Scorer:
-        return Scorer(self.data.references)
-
-    def first(self, count: int) -> "Split":
-        return Split(self.data.first(min(count, len(self.data))))
+_STANDARDISED_ON = 4096  # training images
 
 
 class CaptionTask(Task):
-    """The splits of a prepared data set, and what is done with them."""
+    """Captions for the images of a prepared data set."""
 
-    name = "captions"
     metric = CIDER
-    rewards: tuple[str, ...] = REWARDS
-
-    def __init__(self, folder: Path, model: ModelSettings, device: str = "cpu"):
-        self.folder, self.model, self.device = folder, model, device
+    rewards = ("cider-d",)
+    folder: Path
+    model: ModelSettings
 
     @cached_property
     def data(self) -> CaptionData:
         return CaptionData.open(self.folder)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def tokens(self) -> tuple[str, ...]:
         return self.data.vocabulary.known
 
     @property
     def mle_data(self) -> Columns:
-        return self.train.mle_data
+        """A row per caption: ``context`` for the encoder, ``target`` to be learned."""
+        train = self.train.data
+        images = torch.from_numpy(train.image_of_caption)
+        return Columns(context=FeatureColumn(train, images), target=TargetColumn(train))
 
-    def split(self, name: str) -> Split:
-        return Split(self.data.split(name))
+    def split(self, name: str) -> ImageSplit:
+        return ImageSplit(self.data.split(name))
 
     def engine(self, seed: int = 0) -> Engine:
         torch.manual_seed(seed)
         m, vocab = self.model, self.data.vocabulary.size
-        # Which tree it is, comes with the weights, or is said before there are any: ``TreeHead.plant``.
+        # The actual tree comes with the weights, or from ``TreeHead.plant`` before there are any.
         tree = balanced_tree(vocab) if m.head == "tree" else None
         policy = CaptionPolicy(vocab, self.data.width, m.embedding, m.hidden, m.dropout, m.input_dropout, tree)
         train = self.data.split("train")
-        policy.standardise(torch.from_numpy(train.features(np.arange(min(len(train), _LOOKED_AT)))))
+        policy.standardise(torch.from_numpy(train.features(np.arange(min(len(train), _STANDARDISED_ON)))))
         return Engine(policy.to(self.device), bos=END, eos=END, max_length=self.data.longest)
 
-    def reward(self, kind: str = "cider-d", split: Split | None = None) -> Reward:
-        """CIDEr-D against the labels of a split, by default of the one to train on.
+    def reward(self, name: str = "cider-d", split: Split | None = None) -> Reward:
+        """CIDEr-D against the labels of a split, by default the training split.
 
-        Document frequencies are always those of the labels to train on; the end of a caption counts as a word.
+        Document frequencies are always those of the training labels; the end of a caption counts as a word.
         """
-        if kind not in REWARDS:
-            raise InputError(f"no reward of captions is called {kind!r}: choose one of {', '.join(REWARDS)}")
-        references = self._taught if split is None else _ended(split.data)
+        if name not in self.rewards:
+            raise InputError(f"unknown reward {name!r} for captions: choose one of {', '.join(self.rewards)}")
+        references = self._train_references if split is None else _references(split.data)
         return Reward(CiderReward(references, self._frequencies, END), name="CIDEr-D")
 
+    def evaluate(self, engine: Engine, split: Split, beam: int = 0) -> CaptionEvaluation:
+        assert isinstance(split, ImageSplit)
+        return evaluate_captions(engine, split.columns, split.scorer, beam=beam, device=self.device)
+
+    def view(self, split_name: str, split: Split, index: int) -> CaptionView:
+        assert isinstance(split, ImageSplit)
+        return CaptionView(split_name, split, index, self.tokens)
+
+    def views_of_files(self, paths: Sequence[Path], network: str | None = None) -> tuple[Columns, list[ImageFileView]]:
+        """Image files as examples. The network that makes their features must be the one of the data set."""
+        paths = list(dict.fromkeys(paths))
+        name = network or self.data.meta["made"].get("network") or DEFAULT
+        loaded = load_network(name, self.device)
+        if loaded.width != self.data.width:
+            widths = f"{loaded.width:,} features of an image, but this model was trained on {self.data.width:,}"
+            advice = f"give the network that made the features of {self.folder} with --network"
+            raise InputError(f"the network {name} makes {widths}: {advice}")
+        features = torch.stack([loaded.features(path) for path in paths])
+        # Samples for a file depend on its name, as for images of a data set, and not on the other files.
+        ids = torch.from_numpy(image_ids([str(path) for path in paths]))
+        files = Split(Columns(ids=ids, context=features), paths)
+        return files.columns, [ImageFileView("files", files, index, self.tokens) for index in range(len(paths))]
+
     @cached_property
-    def _taught(self) -> References:
-        return _ended(self.train.data)
+    def _train_references(self) -> References:
+        return _references(self.train.data)
 
     @cached_property
     def _frequencies(self) -> DocumentFrequencies:
-        return DocumentFrequencies.of(self._taught)
-
-    def evaluate(self, engine: Engine, split: Split, beam: int = 0) -> Evaluation:
-        return evaluate_captions(engine, split.columns, split.scorer, beam=beam, device=self.device)
+        return DocumentFrequencies.of(self._train_references)
 
 
-def _ended(split: CaptionSplit) -> References:
+def _references(split: CaptionSplit) -> References:
     return References([[*label, END] for label in labels] for labels in split.labels)
 
 
-def _open(folder: Path, model: ModelSettings, device: str, warn: Callable[[str], None]) -> CaptionTask:
-    return CaptionTask(folder, model, device)
-
-
-CAPTIONS = TaskSpec(ModelSettings, scale, _open, CIDER)
+CAPTIONS = TaskSpec(
+    "captions",
+    CaptionTask,
+    ModelSettings,
+    scales=Path(__file__).parent / "scales",
+    commands="corollout.tasks.captioning.commands",
+    data_help="prepare a data set with `corollout data captions`",
+    export="corollout.tasks.captioning.export:export_captioner",
+    check="corollout.tasks.captioning.dataset:check_data",
+)

@@ -1,4 +1,4 @@
-"""What people might say of a generated scene: each time something else of it, in other words."""
+"""Captions of generated scenes, which vary in what they mention and in their wording."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,47 +34,42 @@ T = TypeVar("T")
 
 
 class Dice:
-    """Choices that depend on a key only; of Python's generator, just what never changes between versions is used."""
+    """Random choices that depend only on a key; uses only what is stable between Python versions."""
 
     def __init__(self, key: int):
-        self.number = Random(key % 2**64).random  # from 0 to below 1; of a negative key, Random ignores the sign
+        self.number = Random(key % 2**64).random  # in [0, 1); Random ignores the sign of a key
 
     def choose(self, options: Sequence[T]) -> T:
         return options[int(self.number() * len(options))]
 
     def some(self, options: Sequence[T], count: int) -> list[T]:
-        """So many different ones, in any order."""
+        """Distinct options in random order."""
         left = list(options)
         return [left.pop(int(self.number() * len(left))) for _ in range(count)]
-
-    def chance(self, probability: float) -> bool:
-        return self.number() < probability
 
 
 @dataclass(frozen=True)
 class Group:
-    """Objects that are alike."""
+    """Objects of the same kind."""
 
     count: int
     shape: str
     colour: str
     size: str
-    cells: tuple[tuple[int, int], ...]  # row and column of each, on a board of three by three
+    cells: tuple[tuple[int, int], ...]  # row and column of each on a 3 × 3 board
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One or two groups of objects before a background."""
+    """One or two groups of objects on a background."""
 
     background: str
     groups: tuple[Group, ...]
-    relation: (
-        str  # where the first group is, seen from the second; or how the only one is arranged, or "" for one object
-    )
+    relation: str  # position of the first group relative to the second, or arrangement of the only group
 
 
 def describe(scene: Scene, dice: Dice) -> list[str]:
-    """Five captions, all different."""
+    """Five different captions."""
     templates = _ONE if len(scene.groups) == 1 else _TWO
     captions: list[str] = []
     while len(captions) < CAPTIONS:
@@ -85,37 +80,29 @@ def describe(scene: Scene, dice: Dice) -> list[str]:
 
 
 def _thing(group: Group, dice: Dice) -> str:
-    """A group with all, some or none of its properties: two big red stars."""
+    """A group with some of its properties: two big red stars."""
     words = [dice.choose(_COUNTS[group.count])]
-    said = dice.number()
-    if said < 0.45:
+    detail = dice.number()
+    if detail < 0.45:
         words.append(dice.choose(_SIZES[group.size]))
-    if said < 0.35 or said > 0.55:
+    if detail < 0.35 or detail > 0.55:
         words.append(group.colour)
     noun = dice.choose(_SYNONYMS.get(group.shape, (group.shape,)))
-    words.append(noun if group.count == 1 else _PLURALS.get(noun, f"{noun}s"))
+    words.append(_number(group, noun, _PLURALS.get(noun, f"{noun}s")))
     if words[0] == "a" and words[1][0] in "aeiou":
         words[0] = "an"
     return " ".join(words)
 
 
 def _background(scene: Scene, dice: Dice) -> str:
-    colour = scene.background
-    article = "an" if colour[0] in "aeiou" else "a"
-    return dice.choose(
-        (
-            f"on {article} {colour} background",
-            f"on {article} {colour} background",
-            f"on {colour}",
-            f"against {article} {colour} wall",
-            f"in front of {article} {colour} wall",
-            f"with {article} {colour} background",
-        )
-    )
+    colour = _with_article(scene)
+    background, wall = f"{colour} background", f"{colour} wall"
+    on = (f"on {background}", f"on {background}", f"on {scene.background}")
+    return dice.choose((*on, f"against {wall}", f"in front of {wall}", f"with {background}"))
 
 
 def _place(scene: Scene, dice: Dice) -> str:
-    """Where the only group is."""
+    """The position of the only group."""
     if scene.relation:
         return dice.choose(_ARRANGED[scene.relation])
     ((row, column),) = scene.groups[0].cells
@@ -130,10 +117,10 @@ def _place(scene: Scene, dice: Dice) -> str:
 
 
 def _pair(scene: Scene, dice: Dice) -> tuple[str, str, str]:
-    """Both groups, in either order, and where the one that is named first is."""
+    """Both groups, in either order, and the position of the first relative to the second."""
     first, second = scene.groups
     relation = scene.relation
-    if dice.chance(0.5):
+    if dice.number() < 0.5:
         first, second, relation = second, first, _OPPOSITE[relation]
     return _thing(first, dice), dice.choose(_BESIDE[relation]), _thing(second, dice)
 
@@ -143,12 +130,12 @@ def _both(scene: Scene, dice: Dice) -> str:
     return f"{first} {dice.choose(('and', 'and', 'with'))} {second}"
 
 
-def _any(scene: Scene, dice: Dice) -> Group:
-    return dice.choose(scene.groups)
+def _number(group: Group, one: str, several: str) -> str:
+    return one if group.count == 1 else several
 
 
 def _there(group: Group) -> str:
-    return "there is" if group.count == 1 else "there are"
+    return _number(group, "there is", "there are")
 
 
 def _picture(dice: Dice) -> str:
@@ -156,14 +143,11 @@ def _picture(dice: Dice) -> str:
 
 
 def _does(group: Group, dice: Dice) -> str:
-    verb = dice.choose(("is", "sit", "float", "hang"))
-    if verb == "is":
-        return "is" if group.count == 1 else "are"
-    return f"{verb}s" if group.count == 1 else verb
+    return _number(group, *dice.choose((("is", "are"), ("sits", "sit"), ("floats", "float"), ("hangs", "hang"))))
 
 
-def _plain_background(scene: Scene) -> str:
-    return f"{'an' if scene.background[0] in 'aeiou' else 'a'} {scene.background} background"
+def _with_article(scene: Scene) -> str:
+    return f"{'an' if scene.background[0] in 'aeiou' else 'a'} {scene.background}"
 
 
 def _related(scene: Scene, dice: Dice) -> str:
@@ -171,7 +155,7 @@ def _related(scene: Scene, dice: Dice) -> str:
 
 
 def _active(scene: Scene, dice: Dice) -> str:
-    """The first group in the place where it is, with a verb."""
+    """The first group with a verb and its position."""
     group = scene.groups[0]
     if len(scene.groups) == 1:
         return f"{_thing(group, dice)} {_does(group, dice)} {_place(scene, dice)}"
@@ -180,9 +164,9 @@ def _active(scene: Scene, dice: Dice) -> str:
 
 
 def _colours(scene: Scene, dice: Dice) -> str:
-    group = _any(scene, dice)
-    noun, verb = (group.shape, "is") if group.count == 1 else (_PLURALS.get(group.shape, f"{group.shape}s"), "are")
-    return f"the {noun} {verb} {group.colour} and the background is {scene.background}"
+    group = dice.choose(scene.groups)
+    subject = _number(group, f"{group.shape} is", f"{_PLURALS.get(group.shape, f'{group.shape}s')} are")
+    return f"the {subject} {group.colour} and the background is {scene.background}"
 
 
 def _total(scene: Scene, dice: Dice) -> str:
@@ -199,7 +183,7 @@ _ONE: tuple[Template, ...] = (
     lambda s, d: f"{_there(s.groups[0])} {_thing(s.groups[0], d)} {_background(s, d)}",
     lambda s, d: f"{_picture(d)} {_thing(s.groups[0], d)} {_background(s, d)}",
     lambda s, d: f"{_picture(d)} {_thing(s.groups[0], d)} {_place(s, d)}",
-    lambda s, d: f"{_plain_background(s)} with {_thing(s.groups[0], d)} {_place(s, d)}",
+    lambda s, d: f"{_with_article(s)} background with {_thing(s.groups[0], d)} {_place(s, d)}",
     _active,
     _colours,
 )
@@ -209,11 +193,10 @@ _TWO: tuple[Template, ...] = (
     lambda s, d: f"{_related(s, d)} {_background(s, d)}",
     lambda s, d: f"{_both(s, d)} {_background(s, d)}",
     lambda s, d: f"{_picture(d)} {_both(s, d)}",
-    lambda s, d: f"{_plain_background(s)} with {_both(s, d)}",
-    lambda s, d: f"{_thing(_any(s, d), d)} {_background(s, d)}",
+    lambda s, d: f"{_with_article(s)} background with {_both(s, d)}",
+    lambda s, d: f"{_thing(d.choose(s.groups), d)} {_background(s, d)}",
     lambda s, d: (
-        f"there {'is' if s.groups[0].count == 1 else 'are'} {_thing(s.groups[0], d)} "
-        f"{d.choose(_BESIDE[s.relation])} {_thing(s.groups[1], d)}"
+        f"{_there(s.groups[0])} {_thing(s.groups[0], d)} {d.choose(_BESIDE[s.relation])} {_thing(s.groups[1], d)}"
     ),
     _active,
     _colours,

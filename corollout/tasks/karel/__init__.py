@@ -31,7 +31,7 @@ from corollout.tasks.karel.world import World, same_state
 
 
 def run(program: Program | str | Sequence[str] | Sequence[int], world: World) -> Result:
-    """Run a program, given as text, tokens, ids or a tree, on a world, within the budget of 200 ticks."""
+    """Run a program, given as text, tokens, ids or a tree, in a world, for at most 200 ticks."""
     return interpret(program, world)
 
 

@@ -1,96 +1,159 @@
-"""``corollout karel``: commands for the Karel task."""
+"""Commands of the Karel task: ``corollout data karel`` and ``corollout karel run``."""
 
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+import numpy as np
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from corollout.cli.progress import show_events
+from corollout.config import argument, from_table, option, required, switch
 from corollout.errors import InputError
-from corollout.tasks.karel import Result, World, parse
-from corollout.tasks.karel import run as run_program
-from corollout.tasks.karel.show import ACTION, before_after, program_text
+from corollout.files import read_text, require_empty, write_json
+from corollout.reports.manifest import manifest
+from corollout.tasks.karel import Result, World, parse, run
+from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file, read_records
+from corollout.tasks.karel.generator import make_data
+from corollout.tasks.karel.grids import needed_side
+from corollout.tasks.karel.machine import Programs, judge
+from corollout.tasks.karel.records import Form
+from corollout.tasks.karel.settings import DataSettings
+from corollout.tasks.karel.show import TOKEN_STYLES, before_after, program_text
+from corollout.tasks.karel.task import KAREL
+from corollout.tasks.task import SCALES, DataCheck
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The Karel task: programs and worlds.")
-
-_OUTCOMES = {
+_STATUS = {
     "ok": ("ok", "green", "the program ran to its end"),
-    "crash": ("crash", "red", "the next action could not be carried out"),
-    "timeout": ("time-out", "yellow", "the program wanted more ticks than it may have"),
+    "crash": ("crash", "red", "the next action is not possible"),
+    "timeout": ("time-out", "yellow", "the program needs more ticks than allowed"),
 }
 
 
-@app.command()
-def run(
-    program: Annotated[str, typer.Argument(help='The program, "DEF run m( … m)", or @FILE with the program in it.')],
-    world: Annotated[
-        str, typer.Option(help="JSON file with the world, in the public inpgrid_json form; - for standard input.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class GenerateSettings:
+    """What to generate; the scale sets what is not given."""
+
+    out: Path = required("Folder for train.jsonl, val.jsonl and test.jsonl; new or empty.")
+    scale: str = option("small", "Size of the data; the options below change single numbers.", choices=SCALES)
+    train: int | None = option(None, "Tasks for training.", least=0)
+    val: int | None = option(None, "Tasks for validation.", least=0)
+    test: int | None = option(None, "Tasks for the test.", least=0)
+    shortest: int | None = option(None, "Fewest tokens of a program.")
+    longest: int | None = option(None, "Most tokens of a program.")
+    largest: int | None = option(None, "Most rows and columns of a world.")
+    seed: int = option(0, "Seed of all tasks.")
+    workers: int | None = option(None, "Number of threads, which does not change the result.", least=1)
+    forms: Form = option("tensor", "Write worlds as sparse tensors, as JSON, or both.")
+
+
+def generate_data(settings: GenerateSettings) -> None:
+    """Generate Karel tasks in the public JSON-lines format."""
+    names = (*SPLITS, "shortest", "longest", "largest")
+    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    sizes: dict[str, Any] = KAREL.scale(settings.scale)["data"] | given
+    require_empty(settings.out)
+    with show_events() as on_event:
+        data = from_table(DataSettings, {**sizes, "data_seed": settings.seed}, "the settings")
+        make_data(settings.out, data, settings.forms, settings.workers, on_event)
+    facts = manifest(seed=settings.seed, scale=settings.scale, forms=settings.forms, **sizes)
+    write_json(settings.out / "manifest.json", facts)
+    console = Console(highlight=False, soft_wrap=True)
+    for path in (settings.out / f"{split}.jsonl" for split in SPLITS if sizes[split]):
+        console.print(f"{path}: {summary(KarelData.open(path))}", markup=False)
+
+
+def summary(data: KarelData) -> str:
+    """The size of a data set in one line."""
+    lengths, largest = data.lengths, needed_side(data.inputs) - 2
+    return (
+        f"{len(data):,} programs of {lengths.min()} to {lengths.max()} tokens, mean {lengths.mean():.1f}, "
+        f"{data.examples} examples each, worlds of up to {largest} rows or columns"
+    )
+
+
+def check_data(path: Path, skip_bad: bool = False) -> DataCheck | None:
+    """Run every program of a file, or of the files of a folder, on its worlds; None for a folder without any."""
+    paths = [find_file(path, split) for split in SPLITS] if path.is_dir() else [path]
+    lines, failures = [], 0
+    for file in filter(None, paths):
+        data, bad = read_records(file, skip_bad)
+        right = judge(Programs(data.tokens, data.lengths), np.arange(len(data)), data.inputs, data.outputs).right
+        lines.append(f"{file}: {summary(data)}")
+        if bad:
+            lines.append(f"  bad lines: {len(bad)}, the first: {bad[0]}")
+        lines.append(f"  reproduced: {right.sum():,} of {right.size:,} examples")
+        failures += int((~right).sum())
+    return DataCheck(lines, failures) if lines else None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A program and a world."""
+
+    program: str = argument('The program, "DEF run m( … m)", or @FILE to read it from a file.')
+    world: str = required("JSON file of the world, in the public inpgrid_json format; - for standard input.")
+    json: bool = switch("Print the result as JSON.")
+
+
+def run_program(settings: RunSettings) -> None:
     """Run a program in a world and show what it does."""
-    tree = parse(_read(program[1:]) if program.startswith("@") else program)
-    start = _world(world)
-    result = run_program(tree, start)
-    if as_json:
-        left = result.world.to_json(crashed=result.status == "crash")
-        typer.echo(json.dumps({"status": result.status, "actions": result.actions, "world": left}))
+    text = settings.program
+    program = parse(_read(text[1:]) if text.startswith("@") else text)
+    start = _read_world(settings.world)
+    result = run(program, start)
+    if settings.json:
+        world = result.world.to_json(crashed=result.status == "crash")
+        print(json.dumps({"status": result.status, "actions": result.actions, "world": world}))
         return
     console = Console(highlight=False)
-    for part in (program_text(tree), before_after(start, result.world), _outcome(result)):
+    for part in (program_text(program), before_after(start, result.world), _outcome(result)):
         console.print(Padding(part, (1, 2, 0, 2), expand=False))
     console.print()
 
 
+COMMANDS: dict[str, Callable[[Any], None]] = {"data karel": generate_data, "karel run": run_program}
+
+
 def _outcome(result: Result) -> Text:
-    name, colour, meaning = _OUTCOMES[result.status]
+    name, colour, meaning = _STATUS[result.status]
     text = Text().append(name, f"bold {colour}").append(f": {meaning}", colour)
     text.append(f"\nactions {len(result.actions)}, ticks {result.ticks}", "bold")
-    return text.append("".join(f"\n{line}" for line in _lines(result.actions)), ACTION)
-
-
-def _lines(actions: list[str]) -> list[str]:
-    """Actions in lines of at most 76 characters, repetitions counted: ``move ×3``."""
-    runs = [(name, len(list(group))) for name, group in groupby(actions)]
-    # No break inside "move ×3".
-    words = [name if count == 1 else f"{name}\N{NO-BREAK SPACE}×{count}" for name, count in runs]
-    return textwrap.wrap(" ".join(words), 76)
+    # Repetitions are counted, "move ×3", without a line break in between.
+    groups = [(action, len(list(group))) for action, group in groupby(result.actions)]
+    actions = [action if count == 1 else f"{action}\N{NO-BREAK SPACE}×{count}" for action, count in groups]
+    return text.append("".join(f"\n{line}" for line in textwrap.wrap(" ".join(actions), 76)), TOKEN_STYLES["action"])
 
 
 def _read(source: str) -> str:
+    if source != "-":
+        return read_text(Path(source))
     try:
-        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        return content.decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {_name(source)}: {error.strerror}") from error
+        return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {_name(source)}: it is not UTF-8 text") from error
+        raise InputError(f"standard input is not UTF-8 text: {error}") from error
 
 
-def _name(source: str) -> str:
-    return "standard input" if source == "-" else source
-
-
-def _world(source: str) -> World:
-    name, text = _name(source), _read(source)
+def _read_world(source: str) -> World:
+    name, text = "standard input" if source == "-" else source, _read(source)
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{name}, line {error.lineno}, column {error.colno}: not JSON, {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: nested too deeply, or a number too long, to be a world") from error
+        raise InputError(f"{name}: nested too deeply for a world, or a number is too long") from error
     if isinstance(data, Mapping) and "inpgrid_json" in data:
         data = data["inpgrid_json"]
-    if not isinstance(data, Mapping):
-        raise InputError(f"{name}: expected a JSON object with rows, cols, hero, blocked and markers")
     try:
+        if not isinstance(data, Mapping):
+            raise InputError("expected an object with rows, cols, hero, blocked and markers")
         return World.from_json(data)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error

@@ -1,9 +1,8 @@
-"""Karel tasks in arrays, and the cache that makes opening a large file of them quick."""
+"""Karel tasks in arrays, their files, and the cache by which a large file opens quickly."""
 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.tasks.digests import digest
-from corollout.tasks.karel.grids import Grids
-from corollout.tasks.karel.records import Form, read_records, resized, write_records
+from corollout.events import Callback, Progress, ignore, warning
+from corollout.files import TEMPORARY, file_digest, os_errors
+from corollout.tasks.karel.grids import Grids, needed_side, resized, stacked
+from corollout.tasks.karel.machine import Programs
+from corollout.tasks.karel.records import Form, digest_number, read_record, write_record
 
 _VERSION = 1
 _ARRAYS = ("tokens", "lengths", "input_cells", "input_hero", "output_cells", "output_hero", "ids")
-
-
 SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class KarelData:
-    """Tasks: a program, and the worlds that it turns into others, the last pair of which is held out."""
+    """Tasks: a program, and pairs of worlds before and after it, the last of which is held out."""
 
     tokens: np.ndarray  # uint8[task, longest], padded with PAD
     lengths: np.ndarray  # int64[task]
@@ -46,121 +45,126 @@ class KarelData:
         return self.inputs.hero.shape[1]
 
     @classmethod
-    def from_arrays(
-        cls, tokens: np.ndarray, lengths: np.ndarray, inputs: Grids, outputs: Grids, ids: np.ndarray | None = None
-    ) -> "KarelData":
-        """Tasks from arrays of one's own, whose shapes are checked; ids are the places unless they are given."""
-        count = len(lengths)
-        ids = np.arange(count) if ids is None else ids
-        shapes = {"tokens": tokens.shape[:1], "lengths": lengths.shape, "inputs": inputs.hero.shape[:1]}
-        shapes |= {"outputs": outputs.hero.shape[:1], "ids": ids.shape}
-        wrong = [name for name, shape in shapes.items() if shape != (count,)]
-        if wrong:
-            raise InputError(f"{wrong[0]} must have one entry for each of the {count} tasks, not {shapes[wrong[0]]}")
-        if inputs.cells.shape != outputs.cells.shape or inputs.hero.shape != outputs.hero.shape:
-            raise InputError(f"inputs {inputs.cells.shape} and outputs {outputs.cells.shape} must be of one shape")
-        if len(np.unique(ids)) != count:
-            raise InputError("the ids of tasks must be different")
-        return cls(tokens, lengths.astype(np.int64), inputs, outputs, ids.astype(np.int64))
-
-    @classmethod
     def open(
-        cls,
-        path: Path | str,
-        side: int | None = None,
-        skip_bad: bool = False,
-        warn: Callable[[str], None] = lambda text: None,
-        cache: Path | str | None = None,
+        cls, path: Path, side: int | None = None, skip_bad: bool = False, on_event: Callback = ignore
     ) -> "KarelData":
-        """The tasks of a file in the public JSON-lines form.
+        """The tasks of a file in the public JSON-lines format.
 
-        Grids have the ``side`` that the largest world needs, or the given one. A bad line is an error, or is left out
-        with ``skip_bad``. What was read is kept in a folder FILE.cache, beside the file or in ``cache``, and taken from
-        there as long as the file stays as it is.
+        Grids have the given ``side``, or that of the largest world. A bad line is an error, unless ``skip_bad``. The
+        arrays are cached in a folder FILE.cache beside the file, for as long as the file does not change.
         """
-        source = Path(path)
-        folder = _cache_of(source, cache)
-        digest = _digest(source)
-        found = _load(folder, digest, warn)
-        if found is None or (found[1] and not skip_bad):
-            read = read_records(source, skip_bad)
-            found = cls(read.tokens, read.lengths, read.inputs, read.outputs, read.ids), len(read.bad)
+        cache, digest = _cache(path), _digest(path)
+        data, bad = _load(cache, digest, on_event) or (None, 0)
+        if data is None or (bad and not skip_bad):
+            data, errors = read_records(path, skip_bad)
+            bad = len(errors)
             try:
-                found[0].keep(folder, digest, len(read.bad))
+                data._write_cache(cache, digest, bad)
             except OSError as error:
-                warn(f"cannot write the cache {folder} ({error.strerror}), so {source} will be read again next time")
-        data, bad = found
+                text = f"cannot write the cache {cache} ({error.strerror}): {path} will be read again next time"
+                on_event(warning(text))
         if bad:
-            warn(f"{source}: left out {bad} bad lines of {bad + len(data)}")
-        return data if side is None or side == data.side else data.resized(side, source)
+            on_event(warning(f"{path}: skipped {bad} bad lines of {bad + len(data)}"))
+        if side in (None, data.side):
+            return data
+        try:
+            inputs, outputs = resized(data.inputs, side), resized(data.outputs, side)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        return cls(data.tokens, data.lengths, inputs, outputs, data.ids)
 
-    def keep(self, folder: Path, digest: str, bad: int = 0) -> None:
-        """Write the cache of a file with this digest: either the whole of it is there in the end or nothing."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    def write(self, path: Path, forms: Form = "tensor", on_event: Callback = ignore) -> None:
+        """Write a file in the public JSON-lines format, which appears when it is complete, and its cache beside it."""
+        progress = Progress(on_event, f"writing {path.name}", len(self))
+        temporary = path.with_name(f"{TEMPORARY}{path.name}")
+        with os_errors(f"write {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("w", encoding="utf-8") as file:
+                    for row, length in enumerate(self.lengths):
+                        program, worlds = self.tokens[row, :length], (self.inputs[row], self.outputs[row])
+                        file.write(write_record(program, int(self.ids[row]), *worlds, forms) + "\n")
+                        progress.advance()
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        with os_errors(f"write the cache of {path}"):
+            self._write_cache(_cache(path), _digest(path))
+
+    def _write_cache(self, folder: Path, digest: str, bad: int = 0) -> None:
+        """Write the cache of a file with this digest, all of it or nothing."""
+        worlds = (self.inputs.cells, self.inputs.hero, self.outputs.cells, self.outputs.hero)
+        arrays = dict(zip(_ARRAYS, (self.tokens, self.lengths, *worlds, self.ids), strict=True))
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            digests = {}
-            for name, array in zip(_ARRAYS, self._arrays(), strict=True):
+            for name, array in arrays.items():
                 np.save(temporary / f"{name}.npy", np.ascontiguousarray(array))
-                digests[name] = _digest(temporary / f"{name}.npy")
+            digests = {name: _digest(temporary / f"{name}.npy") for name in arrays}
             meta = {"version": _VERSION, "source": digest, "bad_lines": bad, "side": self.side, "arrays": digests}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
             temporary.chmod(0o755)
             if folder.exists():
-                strange = {entry.name for entry in folder.iterdir()} - {
-                    "meta.json",
-                    *(f"{name}.npy" for name in _ARRAYS),
-                }
-                if strange:
-                    raise InputError(f"{folder} holds {min(strange)!r}, which is no part of a cache: move it away")
+                expected = {"meta.json", *(f"{name}.npy" for name in _ARRAYS)}
+                if other := {entry.name for entry in folder.iterdir()} - expected:
+                    raise InputError(f"{folder} holds {min(other)!r}, which is not part of a cache: move it away")
                 shutil.rmtree(folder)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        worlds = (self.inputs.cells, self.inputs.hero, self.outputs.cells, self.outputs.hero)
-        return self.tokens, self.lengths, *worlds, self.ids
 
-    def write(
-        self, path: Path | str, forms: Form = "tensor", on_progress: Callable[[int], None] = lambda done: None
-    ) -> None:
-        """Write a file in the public JSON-lines form, and its cache beside it."""
-        target = Path(path)
-        write_records(target, self.tokens, self.lengths, self.inputs, self.outputs, self.ids, forms, on_progress)
-        self.keep(_cache_of(target), _digest(target))
+def read_records(path: Path, skip_bad: bool = False) -> tuple[KarelData, list[str]]:
+    """The tasks of a file, and an error for each bad line; unless ``skip_bad``, the first of them is raised."""
+    bad: list[str] = []
+    programs: list[list[int]] = []
+    ids: dict[int, None] = {}
+    worlds: list[Grids] = []
+    with os_errors(f"read {path}"), path.open("rb") as file:
+        for line_number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                program, number, grids = read_record(line)
+                if worlds and len(grids.hero) != len(worlds[0].hero):
+                    raise InputError(f"{len(grids.hero)} examples, but earlier records have {len(worlds[0].hero)}")
+            except InputError as error:
+                bad.append(f"{path}, line {line_number}: {error}")
+                if not skip_bad:
+                    raise InputError(bad[-1]) from error
+                continue
+            while number in ids:  # all ids are different
+                number = digest_number(number.to_bytes(8, "little", signed=True))
+            ids[number] = None
+            programs.append(program)
+            worlds.append(grids)
+    if not programs:
+        raise InputError(f"{path}: no records" + (f" but {len(bad)} bad lines, the first: {bad[0]}" if bad else ""))
+    packed, both = Programs.pack(programs), stacked(worlds)
+    both = resized(both, needed_side(both))
+    inputs, outputs = (
+        Grids(np.ascontiguousarray(both.cells[:, :, which]), np.ascontiguousarray(both.hero[:, :, which]))
+        for which in (0, 1)
+    )
+    return KarelData(packed.tokens, packed.lengths, inputs, outputs, np.array(list(ids), np.int64)), bad
 
-    def subset(self, count: int) -> "KarelData":
-        """The first tasks."""
-        if not 0 < count <= len(self):
-            raise InputError(f"there are {len(self)} tasks: cannot take the first {count}")
-        first = slice(count)
-        return KarelData(
-            self.tokens[first], self.lengths[first], self.inputs[first], self.outputs[first], self.ids[first]
-        )
 
-    def resized(self, side: int, source: object = "the data set") -> "KarelData":
-        """The same worlds in grids of another side."""
-        try:
-            inputs, outputs = resized(self.inputs, side), resized(self.outputs, side)
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from error
-        return KarelData(self.tokens, self.lengths, inputs, outputs, self.ids)
+def find_file(folder: Path, split: str) -> Path | None:
+    """The file of a split, which may be called SPLIT.jsonl or, as the public ones, SPLIT.json."""
+    paths = (folder / f"{split}{ending}" for ending in (".jsonl", ".json"))
+    return next((path for path in paths if path.exists()), None)
 
 
-def _cache_of(source: Path, place: Path | str | None = None) -> Path:
-    return Path(place or source.parent) / f"{source.name}.cache"
+def _cache(path: Path) -> Path:
+    return path.with_name(f"{path.name}.cache")
 
 
 def _digest(path: Path) -> str:
-    try:
-        return digest(path)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    with os_errors(f"read {path}"):
+        return file_digest(path)
 
 
-def _load(folder: Path, digest: str, warn: Callable[[str], None]) -> tuple[KarelData, int] | None:
-    """What the cache of a file with this digest holds, and how many bad lines were left out; None if it is no use."""
+def _load(folder: Path, digest: str, on_event: Callback) -> tuple[KarelData, int] | None:
+    """The cached tasks of a file with this digest, and the number of bad lines; None if there is no valid cache."""
     if not folder.exists():
         return None
     try:
@@ -168,10 +172,10 @@ def _load(folder: Path, digest: str, warn: Callable[[str], None]) -> tuple[Karel
         if meta["version"] != _VERSION or meta["source"] != digest:
             return None
         if any(_digest(folder / f"{name}.npy") != meta["arrays"][name] for name in _ARRAYS):
-            raise InputError("an array is not what was written")
-        # Copy on write: PyTorch warns of arrays that it must not write to.
+            raise InputError("an array has changed since it was written")
+        # Copy on write, because PyTorch warns of read-only arrays.
         tokens, lengths, *worlds, ids = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
         return KarelData(tokens, lengths, Grids(*worlds[:2]), Grids(*worlds[2:]), ids), int(meta["bad_lines"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        warn(f"the cache {folder} is damaged ({error}) and is made again")
+        on_event(warning(f"the cache {folder} is damaged ({error}) and will be rebuilt"))
         return None

@@ -1,48 +1,38 @@
-"""Generated Karel tasks: programs like the public ones, with worlds on which all of each program matters.
+"""Generated Karel tasks: programs like the public ones, on worlds that exercise every part of them.
 
-A task depends on the seed, its split and its number, and on tasks before it only in that no program occurs twice.
+A task depends on the seed, its split and its index, and on earlier tasks only because no program occurs twice.
 """
 
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, no_type_check
+from pathlib import Path
+from typing import no_type_check
 
 import numba
 import numpy as np
 import torch
 
 from corollout.errors import InputError
+from corollout.events import Callback, Progress, ignore
+from corollout.files import TEMPORARY, make_folder, os_errors
 from corollout.noise import Noise
-from corollout.tasks.karel.dataset import SPLITS, KarelData
+from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file
 from corollout.tasks.karel.exercises import LARGEST, SMALLEST, find_examples
 from corollout.tasks.karel.grids import Grids
 from corollout.tasks.karel.machine import compile_program
-from corollout.tasks.karel.programs import (
-    GRAMMAR,
-    SHORTEST_PROGRAM,
-    choose,
-    draw_program,
-    length_weights,
-)
-from corollout.tasks.karel.records import program_id
+from corollout.tasks.karel.programs import GRAMMAR, SHORTEST_PROGRAM, choose, draw_program, length_weights
+from corollout.tasks.karel.records import Form, program_id
+from corollout.tasks.karel.settings import DataSettings
 
+_EXAMPLES = 6
 _CHUNK = 32
-# How many programs of a length are tried before another length is drawn: while no worlds are found for them, and while
-# they are those of earlier tasks. Keeping the length keeps the distribution as long as there are other programs of it.
+# After how many programs another length is drawn: programs without suitable worlds, and programs of earlier tasks.
+# Keeping the length keeps the distribution of lengths as long as there are other programs of that length.
 _WITHOUT_WORLDS, _TAKEN = 50, 20
-# When to give up: how many lengths for a task, draws for a program, and programs that earlier tasks have.
+# When to give up: lengths tried for a task, draws for a program, and rounds of replacing duplicates.
 _LENGTHS, _DRAWS, _ROUNDS = 50, 100_000, 400
-
-
-class _Arrays(NamedTuple):
-    tries: np.ndarray  # int64[task]: programs that were made
-    tokens: np.ndarray  # uint8[task, longest]
-    lengths: np.ndarray  # int64[task]
-    in_cells: np.ndarray  # uint8[task, example, side · side]
-    in_hero: np.ndarray  # int16[task, example, 2]
-    out_cells: np.ndarray
-    out_hero: np.ndarray
 
 
 def generate(
@@ -52,110 +42,108 @@ def generate(
     shortest: int = SHORTEST_PROGRAM,
     longest: int = 45,
     largest: int = LARGEST,
-    examples: int = 6,
     workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_event: Callback = ignore,
 ) -> dict[str, KarelData]:
-    """Make tasks: ``counts`` says how many for each of the splits train, val and test.
+    """Generate tasks, ``counts[split]`` for each of the splits train, val and test.
 
-    Programs have from ``shortest`` to ``longest`` tokens, ``DEF run m(`` and ``m)`` included, and worlds up to
-    ``largest`` rows and columns. ``on_progress`` is told how many tasks have been made since it was told last. The
-    number of ``workers``, which are threads, changes nothing but the time.
+    Programs have from ``shortest`` to ``longest`` tokens, ``DEF run m(`` and ``m)`` included, and worlds at most
+    ``largest`` rows and columns. The number of ``workers``, which are threads, does not change the result.
     """
-    _check(counts, shortest, longest, largest, examples)
-    splits = [split for split in SPLITS if counts.get(split)]
-    sizes = [counts[split] for split in splits]
-    noise = Noise(seed)
-    keys = [noise.keys(torch.arange(counts[split]), SPLITS.index(split)).numpy() for split in splits]
-    # The splits take turns in proportion, so that what earlier tasks leave to later ones is the same for all of them.
-    turns = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
-    total, side = sum(sizes), largest + 2
-    arrays = _Arrays(
-        np.zeros(total, np.int64),
-        np.zeros((total, longest), np.uint8),
-        np.zeros(total, np.int64),
-        np.zeros((total, examples, side * side), np.uint8),
-        np.zeros((total, examples, 2), np.int16),
-        np.zeros((total, examples, side * side), np.uint8),
-        np.zeros((total, examples, 2), np.int16),
-    )
-    states = np.concatenate(keys).view(np.uint64)[turns]
-    weights = length_weights(shortest, longest)
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        _settle(pool, states, weights, largest, side, arrays, on_progress)
-    place = np.argsort(turns)
-    edges = np.cumsum([0, *sizes])
-    rows = [place[edges[i] : edges[i + 1]] for i in range(len(splits))]
-    return {split: _data(_Arrays(*(array[r] for array in arrays)), side) for split, r in zip(splits, rows, strict=True)}
-
-
-def _check(counts: Mapping[str, int], shortest: int, longest: int, largest: int, examples: int) -> None:
-    unknown = set(counts) - set(SPLITS)
-    if unknown:
-        raise InputError(f"no split is called {sorted(unknown)[0]!r}: choose among {', '.join(SPLITS)}")
+    if unknown := set(counts) - set(SPLITS):
+        raise InputError(f"unknown split {min(unknown)!r}: choose among {', '.join(SPLITS)}")
     if not any(counts.values()) or min(counts.values()) < 0:
         raise InputError(f"the numbers of tasks must be 0 or more, and not all 0: {dict(counts)}")
     if not SHORTEST_PROGRAM <= longest <= 200 or shortest > longest:
         raise InputError(
-            f"programs have from {SHORTEST_PROGRAM} to 200 tokens, so they cannot be from {shortest} to {longest} long"
+            f"programs of {shortest} to {longest} tokens cannot be generated: choose from {SHORTEST_PROGRAM} to 200"
         )
     if not SMALLEST <= largest <= LARGEST:
         raise InputError(f"the largest world must have from {SMALLEST} to {LARGEST} rows and columns, not {largest}")
-    if examples < 2:
-        raise InputError(f"a task needs two examples or more, one of them to be held out, not {examples}")
-
-
-def _settle(
-    pool: ThreadPoolExecutor,
-    states: np.ndarray,
-    weights: np.ndarray,
-    largest: int,
-    side: int,
-    arrays: _Arrays,
-    on_progress: Callable[[int], None],
-) -> None:
-    """Make all tasks; then make those again whose program an earlier one has, until none has.
-
-    A task's random numbers go on where they were, so that it takes the first of its programs that no earlier task has.
-    """
-    pending = np.arange(len(states))
+    splits = [split for split in SPLITS if counts.get(split)]
+    sizes = [counts[split] for split in splits]
+    noise = Noise(seed)
+    keys = [noise.keys(torch.arange(counts[split]), SPLITS.index(split)).numpy() for split in splits]
+    # The splits take turns in proportion to their sizes, so that avoiding earlier programs affects all of them alike.
+    turns = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
+    states, weights = np.concatenate(keys).view(np.uint64)[turns], length_weights(shortest, longest)
+    total, side = sum(sizes), largest + 2
+    tokens, lengths = np.zeros((total, longest), np.uint8), np.zeros(total, np.int64)
+    inputs, outputs = (
+        Grids(np.zeros((total, _EXAMPLES, side, side), np.uint8), np.zeros((total, _EXAMPLES, 2), np.int16))
+        for _ in range(2)
+    )
+    flat = [
+        part for grids in (inputs, outputs) for part in (grids.cells.reshape(total, _EXAMPLES, side * side), grids.hero)
+    ]
+    arrays = (np.zeros(total, np.int64), tokens, lengths, *flat)
+    progress = Progress(on_event, "tasks", total)
 
     def make(rows: np.ndarray) -> int:
         make_tasks(rows, states, GRAMMAR, weights, largest, side, *arrays)
         return len(rows)
 
-    for number in range(_ROUNDS):
-        for done in pool.map(make, [pending[i : i + _CHUNK] for i in range(0, len(pending), _CHUNK)]):
-            if number == 0:
-                on_progress(done)
-        if not arrays.lengths[pending].all():
-            break
-        seen: set[bytes] = set()
-        again = []
-        for row, tokens in enumerate(arrays.tokens):
-            text = tokens.tobytes()
-            if text in seen:
-                again.append(row)
-            seen.add(text)
-        pending = np.array(again, np.int64)
-        if not again:
-            return
-    raise InputError(
-        f"there are too few different programs of {int(np.flatnonzero(weights)[0])} to {len(weights) - 1} tokens for "
-        f"{len(states)} tasks in worlds of up to {largest} rows and columns: allow longer programs or ask for fewer"
-    )
+    # Make all tasks, then replace those whose program occurs earlier until there are none. A task continues its stream
+    # of random numbers, so that it gets the first of its programs that is new.
+    pending = np.arange(total)
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        for number in range(_ROUNDS):
+            for done in pool.map(make, [pending[i : i + _CHUNK] for i in range(0, len(pending), _CHUNK)]):
+                if number == 0:
+                    progress.advance(done)
+            if not lengths[pending].all():
+                break
+            first: dict[bytes, int] = {}
+            pending = np.array([r for r in range(total) if first.setdefault(tokens[r].tobytes(), r) != r], np.int64)
+            if len(pending) == 0:
+                break
+    if len(pending):
+        raise InputError(
+            f"there are too few different programs of {max(shortest, SHORTEST_PROGRAM)} to {longest} tokens for "
+            f"{total} tasks in worlds of up to {largest} rows and columns: allow longer programs or fewer tasks"
+        )
+    ids = np.array([program_id(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)], np.int64)
+    parts = np.split(np.argsort(turns), np.cumsum(sizes)[:-1])
+    return {
+        split: KarelData(tokens[rows], lengths[rows], inputs[rows], outputs[rows], ids[rows])
+        for split, rows in zip(splits, parts, strict=True)
+    }
 
 
-def _data(arrays: _Arrays, side: int) -> KarelData:
-    shape = arrays.in_hero.shape[:2]
-    programs = zip(arrays.tokens, arrays.lengths, strict=True)
-    return KarelData(
-        arrays.tokens,
-        arrays.lengths,
-        Grids(arrays.in_cells.reshape(*shape, side, side), arrays.in_hero),
-        Grids(arrays.out_cells.reshape(*shape, side, side), arrays.out_hero),
-        np.array([program_id(tokens[:length].tolist()) for tokens, length in programs], np.int64),
-    )
+def make_data(
+    folder: Path,
+    settings: DataSettings,
+    forms: Form = "tensor",
+    workers: int | None = None,
+    on_event: Callback = ignore,
+) -> None:
+    """Generate train.jsonl, val.jsonl and test.jsonl with their caches, unless the folder has them already.
+
+    Existing files are never touched: a folder with some of the splits, but not all, is refused.
+    """
+    counts = {split: count for split in SPLITS if (count := getattr(settings, split))}
+    existing = [path.name for split in counts if (path := find_file(folder, split)) is not None]
+    if existing and len(existing) == len(counts):
+        return
+    if existing:
+        raise InputError(
+            f"{folder} has {', '.join(existing)} but not all splits: add the missing files or use another folder"
+        )
+    make_folder(folder)
+    limits = {name: getattr(settings, name) for name in ("shortest", "longest", "largest")}
+    data = generate(counts, seed=settings.data_seed, workers=workers, on_event=on_event, **limits)
+    # Complete files are moved to their names at the end, so that an interrupted run leaves nothing behind but this.
+    staging = folder / f"{TEMPORARY}data"
+    with os_errors(f"write the data to {folder}"):
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            for split, tasks in data.items():
+                tasks.write(staging / f"{split}.jsonl", forms, on_event)
+            for path in sorted(staging.iterdir(), key=lambda path: path.is_file()):  # caches first
+                if path.is_file() or not (folder / path.name).exists():
+                    path.rename(folder / path.name)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 @no_type_check
@@ -163,7 +151,7 @@ def _data(arrays: _Arrays, side: int) -> KarelData:
 def make_tasks(
     rows, states, grammar, weights, largest, side, tries, tokens, lengths, in_cells, in_hero, out_cells, out_hero
 ):
-    """Make the tasks of some rows; the length stays 0 if there seem to be none."""
+    """Make the tasks of some rows; a length of 0 remains where none was found."""
     width = tokens.shape[1] + 1
     code, stack = np.zeros((width, 3), np.int32), np.zeros((width, 3), np.int32)
     work = (
@@ -187,9 +175,8 @@ def make_tasks(
             if draws == _DRAWS:
                 continue
             size = compile_program(program, length, code, stack)
-            if find_examples(
-                state, code, size, largest, side, in_cells[row], in_hero[row], out_cells[row], out_hero[row], work
-            ):
+            worlds = (in_cells[row], in_hero[row], out_cells[row], out_hero[row])
+            if find_examples(state, code, size, largest, side, *worlds, work):
                 lengths[row] = length
                 program[length:] = 0
                 break

@@ -1,8 +1,8 @@
-"""The grammar of Karel as an automaton over tokens, for many rows at once: which tokens may come next.
+"""The grammar of Karel as an automaton over tokens: which tokens are allowed next, for many rows at once.
 
-A token may come if after it the program can still be ended, end token included, within the maximal length. The
-shortest end is known at every place, so it is enough that a row counts the tokens it has to spare, and that a token
-which makes the shortest end longer has a cost:
+A token is allowed if the program can still be completed, end token included, within the maximal length. The length of
+the shortest completion is always known, so a row only counts the tokens it has to spare, and a token that makes the
+shortest completion longer has a cost:
 
     the first statement of a block    0 for an action, 4 for REPEAT, 6 for WHILE and IF, 10 for IFELSE
     each further one                  one more
@@ -22,40 +22,40 @@ from corollout.tasks.karel.language import ACTIONS, COUNTS, END, ID, START, TEST
 
 SHORTEST = 6  # DEF run m( move m) and the end token
 
-# What is read next: a token that is named, the opening or the first statement of the innermost block, …
-_START, _DEF, _RUN, _OPEN, _FIRST, _NEXT, _COUNT, _CONDITION, _TEST, _CLOSE, _ELSE, _END, _LOST = range(13)
-_MODES = 13
-# Kinds of blocks, with what begins the statement, opens the block and closes it.
-_MAIN, _REPEAT, _WHILE, _IF, _THEN, _OTHERWISE = range(6)
+# What comes next: the named token, the opening or the first statement of the innermost block, …
+_MODES = range(13)
+_START, _DEF, _RUN, _OPEN, _FIRST, _NEXT, _COUNT, _CONDITION, _TEST, _CLOSE, _ELSE, _END, _LOST = _MODES
+# Kinds of blocks, with the tokens that begin the statement, open the block and close it.
 _KINDS = range(6)
+_MAIN, _REPEAT, _WHILE, _IF, _THEN, _OTHERWISE = _KINDS
 _OPENERS = ("m(", "r(", "w(", "i(", "i(", "e(")
 _CLOSERS = ("m)", "r)", "w)", "i)", "i)", "e)")
 _STATEMENTS = {"REPEAT": (_REPEAT, 4), "WHILE": (_WHILE, 6), "IF": (_IF, 6), "IFELSE": (_THEN, 10)}
 _NOT = 3
-# The stack of a row's open blocks is a whole number: three bits a block, the innermost last. The main block is 0.
+# The stack of open blocks is an integer: three bits per block, the innermost last. The main block is 0.
 _BITS = 3
 _DEEPEST = 63 // _BITS
-LONGEST = SHORTEST + 4 * _DEEPEST + 3  # in which no more blocks than that can lie inside one another
+LONGEST = SHORTEST + 4 * _DEEPEST + 3  # so that blocks nest no deeper than that
 _TOO_MUCH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where rows are in their programs."""
+class GrammarState:
+    """The state of the automaton in each row."""
 
     mode: Int64[Tensor, " row"]
     blocks: Int64[Tensor, " row"]  # the stack
-    brackets: Int64[Tensor, " row"]  # of a condition, still open
-    spare: Int64[Tensor, " row"]  # tokens left beyond the shortest end
+    brackets: Int64[Tensor, " row"]  # open ones, of a condition
+    spare: Int64[Tensor, " row"]  # tokens left beyond the shortest completion
 
 
 class Grammar(nn.Module):
     """The automaton for programs of at most ``max_length`` tokens, end token included. It has no parameters.
 
-    A row that reads a token which was not allowed has left the grammar, and everything is allowed to it.
+    After a token that is not allowed, a row is outside the grammar, and everything is allowed.
     """
 
-    # int64[situation, token, …]: the cost, the next mode, bits off the stack and on it, the block on it, brackets.
+    # int64[situation, token, …]: cost, next mode, bits popped off the stack and pushed, the block pushed, brackets.
     table: Tensor
     costs: Tensor
 
@@ -63,66 +63,56 @@ class Grammar(nn.Module):
         super().__init__()
         if not SHORTEST <= max_length <= LONGEST:
             raise InputError(
-                f"with the grammar, the maximal length must be from {SHORTEST}, which the shortest program needs, to "
-                f"{LONGEST} tokens, not {max_length}"
+                f"with the grammar, the maximal length must be from {SHORTEST} (the shortest program) to {LONGEST} "
+                f"tokens, not {max_length}"
             )
         self.max_length = max_length
         table = _table()
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("costs", table[:, :, 0].contiguous(), persistent=False)
 
-    def start(self, rows: int) -> Place:
-        """Before the start token."""
+    def start(self, rows: int) -> GrammarState:
+        """The state before the start token."""
         zeros = torch.zeros(rows, dtype=torch.int64, device=self.table.device)
-        return Place(zeros + _START, zeros, zeros, zeros + (self.max_length - SHORTEST))
+        return GrammarState(zeros + _START, zeros, zeros, zeros + (self.max_length - SHORTEST))
 
-    def advance(self, place: Place, tokens: Int64[Tensor, " row"]) -> Place:
+    def advance(self, state: GrammarState, tokens: Int64[Tensor, " row"]) -> GrammarState:
         """Read a token in each row."""
-        cost, mode, off, on, block, brackets = self.table[_situation(place), tokens].unbind(1)
-        brackets = place.brackets + brackets
+        cost, mode, off, on, block, brackets = self.table[_situation(state), tokens].unbind(1)
+        brackets = state.brackets + brackets
         mode = torch.where((mode == _CLOSE) & (brackets == 0), _OPEN, mode)
-        lost = cost > place.spare
-        return Place(
+        lost = cost > state.spare
+        return GrammarState(
             torch.where(lost, _LOST, mode),
-            ((place.blocks >> off) << on) | block,
+            ((state.blocks >> off) << on) | block,
             brackets,
-            torch.where(lost, 0, place.spare - cost),
+            torch.where(lost, 0, state.spare - cost),
         )
 
-    def allowed(self, place: Place) -> Bool[Tensor, "row vocab"]:
-        """The tokens that may come next; there is always one."""
-        return self.costs[_situation(place)] <= place.spare[:, None]
+    def allowed(self, state: GrammarState) -> Bool[Tensor, "row vocab"]:
+        """The tokens that are allowed next; there is always one."""
+        return self.costs[_situation(state)] <= state.spare[:, None]
 
     def allowed_after(self, tokens: Int64[Tensor, "row step"]) -> Bool[Tensor, "row step vocab"]:
-        """The tokens that may follow each of these, of which the first is the start token."""
-        place, found = self.start(len(tokens)), []
+        """The tokens that are allowed after each of these, of which the first is the start token."""
+        state, masks = self.start(len(tokens)), []
         for t in range(tokens.shape[1]):
-            place = self.advance(place, tokens[:, t])
-            found.append(self.allowed(place))
-        return torch.stack(found, 1)
+            state = self.advance(state, tokens[:, t])
+            masks.append(self.allowed(state))
+        return torch.stack(masks, 1)
 
 
-def _situation(place: Place) -> Int64[Tensor, " row"]:
-    return (place.mode << _BITS) | (place.blocks & ((1 << _BITS) - 1))
+def _situation(state: GrammarState) -> Int64[Tensor, " row"]:
+    return (state.mode << _BITS) | (state.blocks & ((1 << _BITS) - 1))
 
 
-def _table() -> Int64[Tensor, "situation token what"]:
-    table = torch.zeros(_MODES, 1 << _BITS, len(TOKENS), 6, dtype=torch.int64)
+def _table() -> Int64[Tensor, "situation token entry"]:
+    table = torch.zeros(len(_MODES), 1 << _BITS, len(TOKENS), 6, dtype=torch.int64)
     table[:_LOST, :, :, 0] = _TOO_MUCH
     table[:, :, :, 1] = _LOST
 
-    def rule(
-        mode: int,
-        tokens: Iterable[str],
-        then: int,
-        kinds: Sequence[int] = _KINDS,
-        *,
-        cost: int = 0,
-        off: int = 0,
-        on: int = 0,
-        block: int = 0,
-        brackets: int = 0,
-    ) -> None:
+    def rule(mode: int, tokens: Iterable[str], then: int, kinds: Sequence[int] = _KINDS, **entries: int) -> None:
+        cost, off, on, block, brackets = (entries.get(name, 0) for name in ("cost", "off", "on", "block", "brackets"))
         row = torch.tensor([cost, then, off * _BITS, on * _BITS, block, brackets])
         for token in tokens:
             table[mode, list(kinds), ID[token]] = row
@@ -140,7 +130,7 @@ def _table() -> Int64[Tensor, "situation token what"]:
     rule(_CONDITION, ["c("], _TEST, brackets=1)
     rule(_TEST, ["not"], _CONDITION, cost=_NOT)
     rule(_TEST, TESTS, _CLOSE)
-    rule(_CLOSE, ["c)"], _CLOSE, brackets=-1)  # until no bracket is open; then the block begins
+    rule(_CLOSE, ["c)"], _CLOSE, brackets=-1)  # once no bracket is open, the block begins
     rule(_NEXT, [_CLOSERS[_MAIN]], _END, [_MAIN])
     for kind in (_REPEAT, _WHILE, _IF, _OTHERWISE):
         rule(_NEXT, [_CLOSERS[kind]], _NEXT, [kind], off=1)

@@ -1,9 +1,8 @@
-"""Many worlds in two arrays: the form in which the machine runs them and the encoder reads them.
+"""Many worlds in two arrays, as the machine runs them and the encoder reads them.
 
-A grid is a square of bytes with the world's frame in it: cell (r, c) of the world, rows counted from the bottom, stands
-at (r + 1, c + 1), the frame of border cells around it, and whatever is left of the square is outside. A byte is a
-number of markers, 0 … 101, or one of the codes below. The hero is its place in the flattened grid and its direction,
-0 … 3 for north, east, south, west.
+A grid is a square of bytes: cell (r, c) of the world, rows counted from the bottom, is at (r + 1, c + 1), border cells
+are around the world, and the rest of the square is outside. A byte is a number of markers, 0 … 101, or one of the codes
+below. The hero is an index into the flattened grid and a direction, 0 … 3 for north, east, south, west.
 """
 
 from collections.abc import Sequence
@@ -13,25 +12,23 @@ from typing import Any
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.tasks.karel.world import DIRECTIONS as DIRECTIONS
-from corollout.tasks.karel.world import MOST_MARKERS as MOST_MARKERS
 from corollout.tasks.karel.world import World
 
 OUTSIDE, BORDER, WALL = 253, 254, 255
 FIRST_BLOCKED = OUTSIDE
-LARGEST_SIDE = 181  # whose places an int16 can count
+LARGEST_SIDE = 181  # so that an int16 can hold an index into the grid
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Worlds of equal side, in any arrangement: ``cells[..., side, side]`` and ``hero[..., 2]``."""
+    """Worlds in grids of one side, with any leading dimensions: ``cells[..., side, side]`` and ``hero[..., 2]``."""
 
     cells: np.ndarray  # uint8
-    hero: np.ndarray  # int16: place, direction
+    hero: np.ndarray  # int16: index of its cell, direction
 
     @property
     def side(self) -> int:
-        """The square's side, frame included: a world of 8 × 8 needs 10."""
+        """The side of the square, border included: 10 for a world of 8 × 8."""
         return self.cells.shape[-1]
 
     def __getitem__(self, index: Any) -> "Grids":
@@ -47,8 +44,8 @@ def pack(worlds: Sequence[World], side: int) -> Grids:
     for number, world in enumerate(worlds):
         if max(world.rows, world.cols) > side - 2:
             raise InputError(
-                f"world {number} has {world.rows} rows and {world.cols} columns; a grid of side {side}, of which "
-                f"the border takes two, holds at most {side - 2}"
+                f"world {number} has {world.rows} rows and {world.cols} columns; a grid of side {side}, border "
+                f"included, holds at most {side - 2}"
             )
         cells[number, : world.rows + 2, : world.cols + 2] = BORDER
         cells[number, 1 : world.rows + 1, 1 : world.cols + 1] = 0
@@ -62,19 +59,50 @@ def pack(worlds: Sequence[World], side: int) -> Grids:
 
 
 def unpack(grids: Grids) -> World:
-    """One world, ``cells[side, side]`` and ``hero[2]``, as it was packed."""
+    """One world from ``cells[side, side]`` and ``hero[2]``; the inverse of :func:`pack`."""
     if grids.cells.ndim != 2 or grids.cells.shape[0] != grids.side or grids.hero.shape != (2,):
         raise InputError(
             f"expected one world, cells[side, side] and hero[2], not cells{list(grids.cells.shape)} and "
-            f"hero{list(grids.hero.shape)}; choose one by its index"
+            f"hero{list(grids.hero.shape)}; select one by its index"
         )
     rows, cols = (int((line == BORDER).sum()) - 2 for line in (grids.cells[:, 0], grids.cells[0]))
-    place, direction = grids.hero.tolist()
+    cell, direction = grids.hero.tolist()
     inner = grids.cells[1 : max(rows, 0) + 1, 1 : max(cols, 0) + 1]
     walls = frozenset((row, col) for row, col in np.argwhere(inner == WALL).tolist())
     marked = np.argwhere((inner > 0) & (inner < FIRST_BLOCKED)).tolist()
     markers = tuple(((row, col), int(inner[row, col])) for row, col in marked)
-    world = World(rows, cols, (place // grids.side - 1, place % grids.side - 1, direction), walls, markers)
+    world = World(rows, cols, (cell // grids.side - 1, cell % grids.side - 1, direction), walls, markers)
     if not np.array_equal(pack([world], grids.side).cells[0], grids.cells):
-        raise InputError("the cells are not those of a world with its border; make them with pack")
+        raise InputError("the cells are not a world with its border: make them with pack")
     return world
+
+
+def needed_side(grids: Grids) -> int:
+    """The side of a grid, border included, that holds the largest of these worlds."""
+    first_lines = (grids.cells[..., :, 0], grids.cells[..., 0, :])
+    return max(int((line == BORDER).sum(-1).max(initial=0)) for line in first_lines)
+
+
+def resized(grids: Grids, side: int) -> Grids:
+    """The same worlds in grids of another side."""
+    old, needed = grids.side, needed_side(grids)
+    if not needed <= side <= LARGEST_SIDE:
+        raise InputError(
+            f"the largest world has {needed - 2} rows or columns: the grids need a side of {needed} to "
+            f"{LARGEST_SIDE}, not {side}"
+        )
+    if side == old:
+        return grids
+    cells = np.full((*grids.hero.shape[:-1], side, side), OUTSIDE, np.uint8)
+    kept = min(side, old)
+    cells[..., :kept, :kept] = grids.cells[..., :kept, :kept]
+    hero = np.array(grids.hero)
+    hero[..., 0] = hero[..., 0] // old * side + hero[..., 0] % old
+    return Grids(cells, hero)
+
+
+def stacked(parts: Sequence[Grids]) -> Grids:
+    """Grids of any sides in one array, with a new first dimension."""
+    side = max(part.side for part in parts)
+    fitting = [resized(part, side) if part.side < side else part for part in parts]
+    return Grids(np.stack([part.cells for part in fitting]), np.stack([part.hero for part in fitting]))

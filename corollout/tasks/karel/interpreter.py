@@ -1,8 +1,8 @@
-"""The slow, plain interpreter of Karel, against which the compiled machine is checked.
+"""The slow and simple interpreter of Karel, the reference for the compiled machine.
 
-A tick passes with each action, each evaluation of a condition and each round of a REPEAT. A program that needs more
-than ``limit`` has failed, and so has one that moves into a wall or out of the grid, picks a marker where none is, or
-puts one where ``MOST_MARKERS`` are.
+Each action, each evaluation of a condition and each iteration of a REPEAT takes a tick. A program fails if it needs
+more than ``limit`` ticks, moves into a wall or out of the grid, picks up a marker from an empty cell, or puts one on a
+cell with ``MOST_MARKERS``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,42 +25,39 @@ from corollout.tasks.karel.language import (
 from corollout.tasks.karel.world import MOST_MARKERS, STEPS, World
 
 LIMIT = 200
+_TURNS = {"frontIsClear": 0, "leftIsClear": -1, "rightIsClear": 1}
 Status = Literal["ok", "crash", "timeout", "syntax"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended, what the hero did, the world as it was left, and the ticks that passed."""
+    """How a run ended, the actions of the hero, the final world, and the ticks used."""
 
     status: Status
-    actions: list[str]  # those that were carried out; the one that crashed is not among them
+    actions: list[str]  # without the one that crashed
     world: World
     ticks: int
 
 
-class _Crash(Exception):
-    """An action that cannot be done."""
+class _Stop(Exception):
+    """The end of a run by a crash or a time-out."""
 
-
-class _Timeout(Exception):
-    """One tick too many."""
+    def __init__(self, status: Status):
+        self.status: Status = status
 
 
 def interpret(program: Program | str | Sequence[str] | Sequence[int], world: World, limit: int = LIMIT) -> Result:
-    """Run a program, given as a tree, text, tokens or ids, on a world."""
+    """Run a program, given as a tree, text, tokens or ids, in a world."""
     if not isinstance(program, Program):
         try:
             program = parse(program)
         except KarelSyntaxError:
             return Result("syntax", [], world, 0)
-    run = _Run(world, limit)
-    status: Status = "ok"
+    run, status = _Run(world, limit), "ok"
     try:
         run.run(program.body)
-    except _Crash:
-        status = "crash"
-    except _Timeout:
-        status = "timeout"
+    except _Stop as stop:
+        status = stop.status
     return Result(status, run.actions, run.world(), run.ticks)
 
 
@@ -68,12 +65,10 @@ class _Run:
     """The state of a run."""
 
     def __init__(self, world: World, limit: int) -> None:
-        self.start = world
+        self.start, self.limit, self.ticks = world, limit, 0
         self.row, self.col, self.direction = world.hero
         self.markers = dict(world.markers)
         self.actions: list[str] = []
-        self.ticks = 0
-        self.limit = limit
 
     def world(self) -> World:
         start = self.start
@@ -81,7 +76,7 @@ class _Run:
         return World(start.rows, start.cols, hero, start.walls, tuple(self.markers.items()))
 
     def run(self, body: Body) -> None:
-        # The blocks that are being run, outermost first: a list instead of recursion, for programs of any depth.
+        # The open blocks, outermost first: a list instead of recursion, for programs of any depth.
         blocks: list[Iterator[Statement]] = [iter(body)]
         while blocks:
             statement = next(blocks[-1], None)
@@ -93,7 +88,7 @@ class _Run:
                 blocks.append(self.rounds(statement))
 
     def rounds(self, statement: Repeat | While | If | IfElse) -> Iterator[Statement]:
-        """The statements inside this one that are to be run, decided while they are."""
+        """The statements inside this one in the order in which they run, decided on the way."""
         match statement:
             case Repeat(times, body):
                 for _ in range(times):
@@ -110,16 +105,16 @@ class _Run:
 
     def tick(self) -> None:
         if self.ticks == self.limit:
-            raise _Timeout
+            raise _Stop("timeout")
         self.ticks += 1
 
     def act(self, name: str) -> None:
         self.tick()
-        here = (self.row, self.col)
+        cell = (self.row, self.col)
         match name:
             case "move":
                 if not self.clear(0):
-                    raise _Crash
+                    raise _Stop("crash")
                 north, east = STEPS[self.direction]
                 self.row, self.col = self.row + north, self.col + east
             case "turnLeft":
@@ -127,38 +122,27 @@ class _Run:
             case "turnRight":
                 self.direction = (self.direction + 1) % 4
             case "pickMarker":
-                if here not in self.markers:
-                    raise _Crash
-                self.markers[here] -= 1
-                if self.markers[here] == 0:
-                    del self.markers[here]
-            case "putMarker":
-                if self.markers.get(here, 0) == MOST_MARKERS:
-                    raise _Crash
-                self.markers[here] = self.markers.get(here, 0) + 1
+                if cell not in self.markers:
+                    raise _Stop("crash")
+                self.markers[cell] -= 1
+                if self.markers[cell] == 0:
+                    del self.markers[cell]
             case _:
-                raise ValueError(name)
+                if self.markers.get(cell, 0) == MOST_MARKERS:
+                    raise _Stop("crash")
+                self.markers[cell] = self.markers.get(cell, 0) + 1
         self.actions.append(name)
 
     def holds(self, condition: Condition) -> bool:
         self.tick()
-        match condition.test:
-            case "frontIsClear":
-                value = self.clear(0)
-            case "leftIsClear":
-                value = self.clear(-1)
-            case "rightIsClear":
-                value = self.clear(1)
-            case "markersPresent":
-                value = (self.row, self.col) in self.markers
-            case "noMarkersPresent":
-                value = (self.row, self.col) not in self.markers
-            case _:
-                raise ValueError(condition.test)
+        if condition.test in _TURNS:
+            value = self.clear(_TURNS[condition.test])
+        else:
+            value = ((self.row, self.col) in self.markers) == (condition.test == "markersPresent")
         return value != (condition.negations % 2 == 1)
 
     def clear(self, turn: int) -> bool:
-        """Whether the next cell in a direction is free to enter: inside the grid, and no wall."""
+        """Whether the next cell in a direction is inside the grid and not a wall."""
         north, east = STEPS[(self.direction + turn) % 4]
         row, col = self.row + north, self.col + east
         return 0 <= row < self.start.rows and 0 <= col < self.start.cols and (row, col) not in self.start.walls

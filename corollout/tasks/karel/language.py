@@ -28,26 +28,24 @@ TOKENS = (
     *ACTIONS,
 )
 ID = {token: number for number, token in enumerate(TOKENS)}
-
-
 _BRACKET = re.compile(r"([mcrwie][()])")
 
 
-def kind_of(token: str) -> Literal["action", "test", "bracket", "keyword"]:
-    """What a token is."""
+def token_kind(token: str) -> Literal["action", "test", "bracket", "keyword"]:
+    """The kind of a token, for its colour."""
     if token in ACTIONS:
         return "action"
     return "test" if token in TESTS else "bracket" if token[-1] in "()" else "keyword"
 
 
 class KarelSyntaxError(InputError):
-    """Tokens that are not a program: ``position`` of the first that cannot stand there, from 0, and that ``token``.
+    """Tokens that are not a program: ``position``, from 0, and ``token`` of the first that is not allowed.
 
     If the program ends too early, ``position`` is its length and ``token`` is None.
     """
 
     def __init__(self, position: int, token: str | None, expected: str) -> None:
-        what = "the end" if token is None else repr(token) if token in ID else f"{token!r}, unknown to Karel"
+        what = "the end" if token is None else repr(token) if token in ID else f"{token!r}, not a token of Karel"
         super().__init__(f"token {position} ({what}): expected {expected}")
         self.position, self.token, self.expected = position, token, expected
 
@@ -99,7 +97,7 @@ Body = tuple[Statement, ...]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program:
-    """A program as a tree. Compared and shown by its tokens, so that no depth of nesting is too much."""
+    """A program as a tree. It is compared and printed by its tokens, so that it may be nested to any depth."""
 
     body: Body
 
@@ -116,7 +114,7 @@ class Program:
 def tokenize(text: str) -> list[str]:
     """Split a text into tokens: at white space, and around brackets as in ``c(frontIsClear c)``.
 
-    Words that are not tokens are kept; ``parse`` says where they are.
+    Words that are not tokens are kept; ``parse`` reports them.
     """
     tokens = []
     for word in text.split():
@@ -142,7 +140,7 @@ def decode(ids: Sequence[int]) -> list[str]:
 
 
 def check(tokens: str | Sequence[str] | Sequence[int]) -> KarelSyntaxError | None:
-    """What is wrong with a program, or None."""
+    """The syntax error of a program, or None."""
     try:
         parse(tokens)
     except KarelSyntaxError as error:
@@ -151,7 +149,7 @@ def check(tokens: str | Sequence[str] | Sequence[int]) -> KarelSyntaxError | Non
 
 
 def parse(tokens: str | Sequence[str] | Sequence[int]) -> Program:
-    """The tree of a program given as text, as tokens or as ids; ``KarelSyntaxError`` if it is none."""
+    """The tree of a program given as text, tokens or ids."""
     reader = _Reader(tokens)
     reader.take("DEF")
     reader.take("run")
@@ -161,16 +159,15 @@ def parse(tokens: str | Sequence[str] | Sequence[int]) -> Program:
         token = reader.token
         if token == block.closer and block.statements:
             reader.position += 1
-            body = tuple(block.statements)
             blocks.pop()
-            finished = block.finish(body)
+            finished = block.finish(tuple(block.statements))
             if isinstance(finished, Program):
-                reader.end()
+                if reader.token is not None:
+                    raise reader.error("nothing after the last 'm)'")
                 return finished
-            if isinstance(finished, _Then):
+            if isinstance(finished, partial):  # the first half of an IFELSE
                 reader.take("ELSE")
-                finish = partial(IfElse, finished.condition, finished.body)
-                blocks.append(_Block(reader.take("e("), "e)", finish))
+                blocks.append(_Block(reader.take("e("), "e)", finished))
             else:
                 blocks[-1].statements.append(finished)
         elif token in ACTIONS:
@@ -182,43 +179,38 @@ def parse(tokens: str | Sequence[str] | Sequence[int]) -> Program:
             head = reader.count() if token == "REPEAT" else reader.condition()
             blocks.append(_Block(reader.take(opener), closer, partial(kind, head)))
         else:
-            wanted = f"a statement or {block.closer!r}" if block.statements else "a statement"
+            expected = f"a statement or {block.closer!r}" if block.statements else "a statement"
             opener = reader.tokens[block.opened]
-            raise reader.error(f"{wanted}, for the block opened at token {block.opened} {opener!r}")
+            raise reader.error(f"{expected}, for the block opened at token {block.opened} {opener!r}")
 
 
-@dataclass(frozen=True)
-class _Then:
-    """The first half of an IFELSE."""
-
-    condition: Condition
-    body: Body
-
-
-_STATEMENTS: dict[str | None, tuple[str, str, Callable[..., Statement | _Then]]] = {
+# How the block of a statement opens and closes, and what its head and its body make: of an IFELSE, a function of the
+# body of the other block.
+_STATEMENTS: dict[str | None, tuple[str, str, Callable[..., Statement | partial[IfElse]]]] = {
     "REPEAT": ("r(", "r)", Repeat),
     "WHILE": ("w(", "w)", While),
     "IF": ("i(", "i)", If),
-    "IFELSE": ("i(", "i)", _Then),
+    "IFELSE": ("i(", "i)", lambda condition, body: partial(IfElse, condition, body)),
 }
 
 
 @dataclass
 class _Block:
-    """A block that is still open."""
+    """An open block."""
 
     opened: int
     closer: str
-    finish: Callable[[Body], Program | Statement | _Then]
+    finish: Callable[[Body], Program | Statement | partial[IfElse]]
     statements: list[Statement] = field(default_factory=list)
 
 
 class _Reader:
-    """Tokens and the place in them that is read next."""
+    """Tokens, and the position of the next one."""
 
     def __init__(self, tokens: str | Sequence[str] | Sequence[int]) -> None:
+        names = dict(enumerate(TOKENS))
         words = tokenize(tokens) if isinstance(tokens, str) else tokens
-        self.tokens = [word if isinstance(word, str) else _name(word) for word in words]
+        self.tokens = [word if isinstance(word, str) else names.get(word, f"id {word}") for word in words]
         self.position = 0
 
     @property
@@ -228,10 +220,10 @@ class _Reader:
     def error(self, expected: str) -> KarelSyntaxError:
         return KarelSyntaxError(self.position, self.token, expected)
 
-    def take(self, wanted: str) -> int:
-        """Read this token and return its place."""
-        if self.token != wanted:
-            raise self.error(repr(wanted))
+    def take(self, expected: str) -> int:
+        """Read this token and return its position."""
+        if self.token != expected:
+            raise self.error(repr(expected))
         self.position += 1
         return self.position - 1
 
@@ -255,14 +247,6 @@ class _Reader:
         for _ in range(negations + 1):
             self.take("c)")
         return Condition(test, negations)
-
-    def end(self) -> None:
-        if self.token is not None:
-            raise self.error("nothing after the program's 'm)'")
-
-
-def _name(number: int) -> str:
-    return TOKENS[number] if 0 <= number < len(TOKENS) else f"id {number}"
 
 
 def to_tokens(program: Program) -> list[str]:
@@ -291,25 +275,21 @@ def to_tokens(program: Program) -> list[str]:
 
 
 def condition_tokens(condition: Condition) -> list[str]:
-    """The tokens of a condition, outer brackets included."""
+    """The tokens of a condition with its brackets."""
     return ["c(", *["not", "c("] * condition.negations, condition.test, *["c)"] * (condition.negations + 1)]
 
 
 def pretty(program: Program) -> str:
-    """The program as indented text, a statement a line."""
-    lines: list[str] = []
-    line: list[str] = []
-    depth = 0
+    """The program as indented text, one statement per line."""
+    parts: list[str] = []
+    depth, separator = 0, ""
     tokens = to_tokens(program)
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
         opens, closes = token.endswith("(") and token != "c(", token.endswith(")") and token != "c)"
         depth -= closes
-        if not line:
-            # Deeper than this nobody reads, and a line's indentation must not grow without bound.
-            line.append("    " * min(depth, 40))
-        line.append(token)
+        # Bounded, so that deeply nested programs do not grow quadratically.
+        indent = "    " * min(depth, 40) if separator == "\n" else ""
+        parts.append(f"{separator}{indent}{token}")
         depth += opens
-        if opens or token in ACTIONS or (closes and following != "ELSE"):
-            lines.append(line[0] + " ".join(line[1:]))
-            line = []
-    return "\n".join(lines)
+        separator = "\n" if opens or token in ACTIONS or (closes and following != "ELSE") else " "
+    return "".join(parts)

@@ -1,14 +1,15 @@
-"""The network of Bunel et al. (2018), as the paper uses it: a convolutional encoder of input-output pairs, and an LSTM
-for each pair, which are pooled where they predict the next token.
+"""The network of Bunel et al. (2018), as used in the paper: a convolutional encoder of input-output pairs, and an LSTM
+for each pair, whose outputs are max-pooled to predict the next token.
 
-What the decoder's input has from the encoder is the same at every step, so it is projected once, when a context is
-encoded; and a state knows its context's projection by number, so that rows are repeated and dropped without copying it.
+The encoder's part of the decoder's input is the same at every step, so it is projected once, when a context is encoded;
+a state refers to it by index, so that rows are repeated and dropped without copying it.
 
-With the grammar, tokens that cannot stand at their place have the logit −inf, in steps and scores alike.
+With the grammar, tokens that are not allowed have the logit −inf, in ``step`` and ``score`` alike.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,44 +18,37 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, relu
 
 from corollout.policies.lstm import lstm, lstm_step
-from corollout.tasks.karel.grammar import Grammar, Place
+from corollout.tasks.karel.grammar import Grammar, GrammarState
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, WALL, Grids
 from corollout.tasks.karel.language import TOKENS
 
 CHANNELS = 16
-MOST_SHOWN = 10  # markers on a cell that a picture can tell apart
-State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], Place | None]
+MOST_SHOWN = 10  # markers on a cell; a picture shows more as this many
+State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], GrammarState | None]
 
 
 def pictures(grids: Grids) -> np.ndarray:
-    """Worlds with a byte for each cell, hero included: markers + 11 (direction + 1 if the hero is there), or a code."""
-    shape = grids.cells.shape
-    flat = np.where(grids.cells < FIRST_BLOCKED, np.minimum(grids.cells, MOST_SHOWN), grids.cells).reshape(
-        -1, shape[-1] ** 2
-    )
-    hero = grids.hero.reshape(-1, 2).astype(np.int64)
-    rows = np.arange(len(flat))
-    flat[rows, hero[:, 0]] += ((MOST_SHOWN + 1) * (1 + hero[:, 1])).astype(np.uint8)
-    return flat.reshape(shape)
+    """Worlds with a byte for each cell: markers + 11 · (direction + 1 if the hero is on it), or a code."""
+    shown = np.where(grids.cells < FIRST_BLOCKED, np.minimum(grids.cells, MOST_SHOWN), grids.cells)
+    flat, hero = shown.reshape(-1, grids.side**2), grids.hero.reshape(-1, 2).astype(np.int64)
+    flat[np.arange(len(flat)), hero[:, 0]] += ((MOST_SHOWN + 1) * (1 + hero[:, 1])).astype(np.uint8)
+    return flat.reshape(shown.shape)
 
 
 def _channels_of_codes() -> Tensor:
-    """What each byte of a picture is in the public tensor's sixteen channels."""
+    """The sixteen channels of the public tensor for each byte of a picture."""
     table = torch.zeros(256, CHANNELS)
-    for hero in range(5):
-        for markers in range(MOST_SHOWN + 1):
-            code = (MOST_SHOWN + 1) * hero + markers
-            if hero:
-                table[code, hero - 1] = 1
-            if markers:
-                table[code, 5 + markers] = 1
-    table[WALL, 4] = 1
-    table[BORDER, 5] = 1
+    codes = table[: 5 * (MOST_SHOWN + 1)].view(5, MOST_SHOWN + 1, CHANNELS)  # hero, markers, channel
+    for direction in range(4):
+        codes[direction + 1, :, direction] = 1
+    for markers in range(1, MOST_SHOWN + 1):
+        codes[:, markers, 5 + markers] = 1
+    table[WALL, 4] = table[BORDER, 5] = 1
     return table
 
 
 class PairEncoder(nn.Module):
-    """A vector for each pair of worlds: a convolution for each world, residual blocks on both, and a linear map."""
+    """Embeds pairs of worlds: a convolution for each world, residual blocks on both, and a linear layer."""
 
     def __init__(self, side: int, channels: int, blocks: int, width: int):
         super().__init__()
@@ -66,14 +60,14 @@ class PairEncoder(nn.Module):
             nn.ModuleList(nn.Conv2d(both, both, 3, padding=1) for _ in range(3)) for _ in range(blocks)
         )
         self.output = nn.Linear(both * side * side, width)
-        # Kernels as the pictures' channels lie: last.
+        # Channels last, as in the pictures.
         for convolution in (self.before, self.after, *(c for block in self.blocks for c in block.children())):
             weight = convolution.weight
             assert isinstance(weight, Tensor)
             nn.init.kaiming_normal_(weight, nonlinearity="relu")
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-        # Most of a picture is empty. Weights of the usual size would leave so little of it that the decoder, for many
-        # epochs, learns the language alone.
+        # Most of a picture is empty. With weights of the usual size, its embedding would be so small that the
+        # decoder would ignore it for many epochs.
         nn.init.kaiming_normal_(self.output.weight, nonlinearity="relu")
 
     def forward(self, worlds: UInt8[Tensor, "pair 2 side side"]) -> Float[Tensor, "pair width"]:
@@ -90,32 +84,30 @@ class PairEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class Constants:
-    """Each row's constant share of the gates: a table, and each row's number in it."""
+    """The constant part of the gates of each row: a table, and the index of each row in it."""
 
     table: Float[Tensor, "context pair gates"]
-    number: Int64[Tensor, " row"]
+    index: Int64[Tensor, " row"]
 
     def select(self, rows: Int64[Tensor, " row"]) -> "Constants":
-        return Constants(self.table, self.number[rows])
+        return Constants(self.table, self.index[rows])
 
     def detach(self) -> "Constants":
-        return Constants(self.table.detach(), self.number)
+        return Constants(self.table.detach(), self.index)
 
     @staticmethod
     def concat(parts: Sequence["Constants"]) -> "Constants":
         if all(part.table is parts[0].table for part in parts):
-            return Constants(parts[0].table, torch.cat([part.number for part in parts]))
-        numbers, before = [], 0
-        for part in parts:
-            numbers.append(part.number + before)
-            before += len(part.table)
-        return Constants(torch.cat([part.table for part in parts]), torch.cat(numbers))
+            return Constants(parts[0].table, torch.cat([part.index for part in parts]))
+        offsets = accumulate([len(part.table) for part in parts], initial=0)
+        indices = [part.index + offset for part, offset in zip(parts, offsets, strict=False)]
+        return Constants(torch.cat([part.table for part in parts]), torch.cat(indices))
 
 
 class KarelPolicy(nn.Module):
-    """The synthesiser as a policy; a context is a picture of each shown input-output pair.
+    """Program synthesis as a policy; a context has a picture of each input-output pair that is shown.
 
-    With ``grammar``, every sequence that is sampled is a program which ends within ``max_length`` tokens, the engine's.
+    With ``grammar``, every sampled sequence is a program that ends within ``max_length`` tokens, the engine's.
     """
 
     def __init__(
@@ -144,7 +136,7 @@ class KarelPolicy(nn.Module):
         self.from_pair = nn.Parameter(torch.randn(pair_width, gates) * pair_width**-0.5)
         self.from_below = nn.ParameterList(uniform(hidden, gates) for _ in range(layers - 1))
         self.recurrent = nn.ParameterList(uniform(hidden, gates) for _ in range(layers))
-        # Two biases, as other libraries have them: one is the input's, one the recurrence's.
+        # Two biases, as in PyTorch: one of the input, one of the recurrence.
         self.bias = nn.ParameterList(uniform(2, gates) for _ in range(layers))
         self.first = nn.Parameter(torch.zeros(layers, 2, hidden))
         self.output = nn.Linear(hidden, len(TOKENS))
@@ -157,40 +149,40 @@ class KarelPolicy(nn.Module):
         return Constants(table, torch.arange(rows, device=context.device))
 
     def start(self, memory: Constants) -> State:
-        shape = (len(memory.number), memory.table.shape[1], self.hidden)
-        place = self.grammar.start(shape[0]) if self.grammar is not None else None
-        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first), place
+        shape = (len(memory.index), memory.table.shape[1], self.hidden)
+        grammar_state = self.grammar.start(shape[0]) if self.grammar is not None else None
+        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first), grammar_state
 
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row vocab"], State]:
         if torch.is_grad_enabled():
-            raise RuntimeError("KarelPolicy.step is for sampling, without gradient; score has the gradient")
-        memory, layers, place = state
+            raise RuntimeError("KarelPolicy.step samples without gradient: call it under torch.no_grad(), or use score")
+        memory, layers, grammar_state = state
         pairs = memory.table.shape[1]
-        x = (self._token_gates()[tokens][:, None] + memory.table[memory.number]).flatten(0, 1)
+        x = (self._token_gates()[tokens][:, None] + memory.table[memory.index]).flatten(0, 1)
         after = []
-        for number, (h, c) in enumerate(layers):
-            if number:
-                x = torch.addmm(self.bias[number].sum(0), x, self.from_below[number - 1])
-            h, c = lstm_step(x, self.recurrent[number], h.flatten(0, 1), c.flatten(0, 1))
+        for layer, (h, c) in enumerate(layers):
+            if layer:
+                x = torch.addmm(self.bias[layer].sum(0), x, self.from_below[layer - 1])
+            h, c = lstm_step(x, self.recurrent[layer], h.flatten(0, 1), c.flatten(0, 1))
             after.append((h.unflatten(0, (-1, pairs)), c.unflatten(0, (-1, pairs))))
             x = h
         logits = self.output(after[-1][0].amax(1))
-        if self.grammar is not None and place is not None:
-            place = self.grammar.advance(place, tokens)
-            logits = logits.masked_fill(~self.grammar.allowed(place), -torch.inf)
-        return logits, (memory, tuple(after), place)
+        if self.grammar is not None and grammar_state is not None:
+            grammar_state = self.grammar.advance(grammar_state, tokens)
+            logits = logits.masked_fill(~self.grammar.allowed(grammar_state), -torch.inf)
+        return logits, (memory, tuple(after), grammar_state)
 
     def score(self, memory: Constants, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         rows, steps = tokens.shape
         pairs = memory.table.shape[1]
-        x = embedding(tokens.t(), self._token_gates())[:, :, None] + memory.table[memory.number]
+        x = embedding(tokens.t(), self._token_gates())[:, :, None] + memory.table[memory.index]
         x = x.flatten(1, 2)
-        for number, (h, c) in enumerate(self.first):
-            if number:
-                x = torch.addmm(self.bias[number].sum(0), x.flatten(0, 1), self.from_below[number - 1])
+        for layer, (h, c) in enumerate(self.first):
+            if layer:
+                x = torch.addmm(self.bias[layer].sum(0), x.flatten(0, 1), self.from_below[layer - 1])
                 x = x.view(steps, rows * pairs, -1)
             shape = (rows * pairs, self.hidden)
-            x = lstm(x, self.recurrent[number], h.expand(shape), c.expand(shape))
+            x = lstm(x, self.recurrent[layer], h.expand(shape), c.expand(shape))
         pooled = x.view(steps, rows, pairs, -1).amax(2)
         logits = self.output(pooled).transpose(0, 1)
         if self.grammar is not None:
@@ -198,5 +190,5 @@ class KarelPolicy(nn.Module):
         return logits
 
     def _token_gates(self) -> Float[Tensor, "vocab gates"]:
-        """Every token's share of the first layer's gates: fewer products than one for each row."""
+        """The part of each token in the first layer's gates: cheaper than a product for each row."""
         return self.embedding.weight @ self.from_token

@@ -3,7 +3,7 @@
     {"type": "run", "body": [{"type": "repeat", "times": 3, "body": [{"type": "move"}]},
                              {"type": "ifElse", "condition": "notFrontIsClear", "ifBody": […], "elseBody": […]}]}
 
-The variants in circulation are read as well: ``cond`` for ``condition``, conditions as objects, ``{"type": "not", …}``
+Variants are read as well: ``cond`` for ``condition``, conditions as objects, ``{"type": "not", …}``
 around them, counts as ``{"type": "count", "value": 3}``, and ``repeatUntil``, which is a ``WHILE not``.
 """
 
@@ -35,7 +35,7 @@ _CONDITIONAL = {"while": ("WHILE", "w"), "repeatUntil": ("WHILE", "w"), "if": ("
 
 
 def to_json(program: Program) -> dict[str, object]:
-    """A program as the objects and lists of its JSON form."""
+    """A program in its JSON form."""
     root: list[object] = []
     pending = [(program.body, root)]
 
@@ -74,12 +74,12 @@ def _condition_json(condition: Condition) -> object:
 
 
 def from_json(tree: object) -> Program:
-    """The program that a JSON form describes; ``InputError`` with the place in the tree if it describes none."""
+    """The program of a JSON form; errors name the position in the tree."""
     root = _Node(tree)
     if root.kind != "run":
-        raise root.error(f"a program's type is 'run', not {root.kind!r}")
+        raise root.error(f"the type of a program must be 'run', not {root.kind!r}")
     tokens = ["DEF", "run", "m("]
-    # Written down as tokens, with a list of what is still to write: no depth of nesting is too much.
+    # Converted to tokens with a stack instead of recursion, for programs of any depth.
     pending: list[str | _Node] = ["m)", *root.statements("body")]
     while pending:
         node = pending.pop()
@@ -104,7 +104,7 @@ def from_json(tree: object) -> Program:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Node:
-    """A value in the tree, and the way to it."""
+    """A value in the tree, and the path to it."""
 
     value: object
     parent: "_Node | None" = None
@@ -118,7 +118,7 @@ class _Node:
         return kind
 
     def at(self, *names: str) -> "_Node":
-        """The value under the first of these names that is there."""
+        """The value under the first of these names that exists."""
         if not isinstance(self.value, Mapping):
             raise self.error(f"expected an object with '{names[0]}', not {short(self.value)}")
         for name in names:
@@ -127,7 +127,7 @@ class _Node:
         raise self.error(f"'{names[0]}' is missing")
 
     def statements(self, name: str) -> list["_Node"]:
-        """The statements under a name, last first."""
+        """The statements under a name, in reverse order."""
         body = self.at(name)
         if not isinstance(body.value, list) or not body.value:
             raise body.error(f"expected a list of at least one statement, not {short(body.value)}")
@@ -151,9 +151,9 @@ class _Node:
             raise node.error(f"unknown condition {short(name)}")
         return Condition(name, negations)
 
-    def error(self, what: str) -> InputError:
+    def error(self, message: str) -> InputError:
         steps, node = [], self
         while node is not None:
             steps.append(node.step)
             node = node.parent
-        return InputError(f"{''.join(reversed(steps))}: {what}")
+        return InputError(f"{''.join(reversed(steps))}: {message}")

@@ -1,7 +1,7 @@
-"""Random Karel programs that look like those of the public data set.
+"""Random Karel programs like those of the public data set.
 
-A program of a given length is drawn from a grammar in which each statement depends on the statement before it and on
-the kind of block it stands in. The main block goes on until the program has its length; an inner block ends by itself.
+A program of a given length is drawn from a grammar in which each statement depends on the previous one and on the kind
+of its block. The main block continues until the program has its length; an inner block may end after any statement.
 """
 
 from typing import NamedTuple, no_type_check
@@ -13,31 +13,31 @@ from corollout.noise import mix_compiled
 from corollout.tasks.karel.language import ACTIONS, ID, TESTS
 
 SHORTEST_PROGRAM = 5
-DEEPEST = 4  # constructs inside one another
+DEEPEST = 4  # nested constructs
 
 
 class Grammar(NamedTuple):
-    """Weights of a grammar; those of a choice need not sum to one."""
+    """Unnormalised weights of a grammar."""
 
-    main: np.ndarray  # [statement before, statement]
-    stop: np.ndarray  # [statement before]: the chance that it may be the main block's last
-    inner: np.ndarray  # [block, statement before, statement or end]
+    main: np.ndarray  # [previous statement, statement]
+    stop: np.ndarray  # [previous statement]: the probability that it may end the main block
+    inner: np.ndarray  # [block, previous statement, statement or end]
     tests: np.ndarray  # [construct, test]
-    negations: np.ndarray  # [construct]: the chance that a test of walls is negated; one of markers never is
+    negations: np.ndarray  # [construct]: the probability that a test of walls is negated; tests of markers never are
     counts: np.ndarray  # [count of a REPEAT]
 
 
-# The numbers below are those with which generated programs of at most 19 tokens, after those for which no worlds were
-# found have been dropped, have the statistics of 600 genuine ones of at most 19 tokens. They were found by iterative
-# scaling: generate 6,000 programs; multiply each weight by (g / h) ** 0.8, where g and h are 1.5 plus how often, for
-# 600 programs, its choice is made in genuine and in generated ones; repeat, a dozen times. What so short programs
-# hardly show was pooled over rows and held down: constructs are at most 30 % of what begins an inner block and 10 % of
-# what follows there, and 10 % of what follows a WHILE, IF or IFELSE in the main block; in inner blocks an IFELSE is to
-# an IF as 7 to 10. How well all this fits: `python -m corollout.tasks.karel.statistics`.
+# With these weights, generated programs of at most 19 tokens, without those for which no worlds were found, have the
+# statistics of 600 genuine programs of at most 19 tokens. They were fitted by iterative scaling: generate 6,000
+# programs; multiply each weight by (g / h) ** 0.8, where g and h are 1.5 plus the count per 600 programs of its choice
+# among genuine and generated ones; repeat a dozen times. Choices that are rare in such short programs were pooled over
+# rows and bounded: constructs are at most 30 % of the first statements of inner blocks and 10 % of the others, and 10 %
+# of what follows a WHILE, IF or IFELSE in the main block; in inner blocks there are 7 IFELSE for 10 IF. For the quality
+# of the fit, run `python -m corollout.tasks.karel.statistics`.
 
-# Columns: move turnLeft turnRight pickMarker putMarker REPEAT WHILE IF IFELSE, and the end of the block. Rows: what
-# stands before, the same, and the beginning of the block last. Genuine programs never do and undo (turnLeft turnRight,
-# pickMarker putMarker), and write two turns of either kind as turnLeft turnLeft.
+# Columns: move turnLeft turnRight pickMarker putMarker REPEAT WHILE IF IFELSE, and the end of the block. Rows: the
+# previous statement, in the same order, and the beginning of the block. Genuine programs never do and undo (turnLeft
+# turnRight, pickMarker putMarker), and write two turns of either kind as turnLeft turnLeft.
 _MAIN = (
     (108, 74, 58, 155, 167, 80, 141, 43, 174, 372),
     (254, 99, 0, 0, 0, 181, 300, 84, 81, 777),
@@ -50,7 +50,7 @@ _MAIN = (
     (222, 71, 60, 220, 323, 39, 30, 20, 11, 244),
     (173, 75, 73, 150, 204, 98, 166, 15, 46, 0),
 )
-_CONSTRUCT = 5  # in the tables of inner blocks, one row for all four
+_CONSTRUCT = 5  # one row for all four in the tables of inner blocks
 _REPEATED = (
     (101, 17, 33, 16, 394, 18, 36, 33, 23, 331),
     (260, 1, 0, 2, 1, 18, 36, 32, 22, 628),
@@ -79,11 +79,7 @@ _BRANCH = (
     (104, 124, 142, 225, 224, 173, 3, 3, 2, 0),
 )
 # Columns: frontIsClear leftIsClear rightIsClear markersPresent noMarkersPresent; rows: WHILE, IF, IFELSE.
-_TESTS = (
-    (317, 190, 157, 135, 202),
-    (185, 211, 209, 160, 235),
-    (113, 270, 321, 167, 130),
-)
+_TESTS = ((317, 190, 157, 135, 202), (185, 211, 209, 160, 235), (113, 270, 321, 167, 130))
 
 
 def _inner(rows: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
@@ -99,15 +95,15 @@ GRAMMAR = Grammar(
     counts=np.array([0, 0, 88, 143, 188, 215, 136, 117, 52, 31, 31], np.float64),
 )
 
-# Lengths of 600 genuine programs of at most 19 tokens, from 5 on; there is only one of 5 that does something. The
-# whole public set has a mean of about 20 and programs of up to about 45 tokens: half of it is taken to be longer than
-# 19, each length being 0.89 times as frequent as the one before.
+# Lengths of 600 genuine programs of at most 19 tokens, from 5 on; only one program of 5 tokens does anything. The whole
+# public set has a mean of about 20 and a maximum of about 45 tokens: half of it is assumed to be longer than 19, each
+# length 0.89 times as frequent as the previous one.
 _SHORT = (0.2, 2, 14, 51, 44, 36, 43, 60, 83, 64, 48, 31, 52, 65, 7)
 _DECAY = 0.89
 
 
 def length_weights(shortest: int, longest: int) -> np.ndarray:
-    """How frequent programs of 0, 1, … ``longest`` tokens are; below ``shortest`` there are none."""
+    """Weights of the lengths 0, 1, … ``longest``; those below ``shortest`` are 0."""
     first_long = SHORTEST_PROGRAM + len(_SHORT)
     weights = np.zeros(max(longest + 1, first_long))
     weights[SHORTEST_PROGRAM:first_long] = np.array(_SHORT) / sum(_SHORT)
@@ -139,7 +135,7 @@ def uniform(state):
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def choose(state, weights):
-    """A place in ``weights`` with probability in proportion to its weight."""
+    """Draw an index in proportion to its weight."""
     total = 0.0
     for i in range(len(weights)):
         total += weights[i]
@@ -157,7 +153,7 @@ def choose(state, weights):
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def draw_program(state, length, grammar, tokens):
-    """Try to draw a program of a length; return whether ``tokens[:length]`` holds one now. Try again if not."""
+    """Try to draw a program of this length into ``tokens[:length]``; return whether it succeeded."""
     kinds, before = np.zeros(DEEPEST + 1, np.int64), np.zeros(DEEPEST + 1, np.int64)
     tokens[0], tokens[1], tokens[2] = _DEF, _RUN, _OPENERS[_IN_MAIN]
     size, depth, moves = 3, 0, False
@@ -186,13 +182,13 @@ def draw_program(state, length, grammar, tokens):
                 depth -= 1
         elif chosen < _ACTIONS:
             tokens[size] = _FIRST_ACTION + chosen
-            # Three turns to the left are written as one to the right.
+            # Three left turns are written as a right turn.
             if chosen == _TURN_LEFT and tokens[size - 1] == tokens[size] and tokens[size - 2] == tokens[size]:
                 return False
             moves |= chosen == _MOVE
             size += 1
         else:
-            # The shortest that can follow: a body of one action and the ends of all that is open, at least two tokens.
+            # The shortest continuation: a body of one action and the ends of all open blocks, at least two tokens.
             if depth == DEEPEST or size + (6 if chosen == _ACTIONS else 8) > length:
                 return False
             tokens[size] = _CONSTRUCTS[chosen - _ACTIONS]

@@ -1,7 +1,5 @@
-"""Karel as a task: data, engine, reward and evaluation from the settings of a run."""
+"""Karel as a task."""
 
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +7,21 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from corollout.data import Columns
+from corollout.data import Columns, Split
 from corollout.errors import InputError
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
-from corollout.tasks.karel.dataset import SPLITS, KarelData
+from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file
 from corollout.tasks.karel.language import END, START, TOKENS
-from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, Evaluation, SolvesTask, evaluate_karel
+from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, KarelEvaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
-from corollout.tasks.karel.settings import ModelSettings, scale
+from corollout.tasks.karel.settings import ModelSettings
+from corollout.tasks.karel.view import KarelView
 from corollout.tasks.task import Task, TaskSpec
 
 
 class ShownPairs:
-    """The column of contexts: pictures of the pairs that are shown, all but the last, made when they are needed."""
+    """The column of contexts: pictures of all pairs of worlds but the last, made on demand."""
 
     def __init__(self, data: KarelData):
         self.data = data
@@ -31,115 +30,69 @@ class ShownPairs:
         return len(self.data)
 
     def gather(self, index: Int64[Tensor, " context"]) -> UInt8[Tensor, "context pair 2 side side"]:
-        where = index.numpy()
-        sides = (pictures(grids[where][:, :-1]) for grids in (self.data.inputs, self.data.outputs))
+        rows = index.numpy()
+        sides = (pictures(grids[rows][:, :-1]) for grids in (self.data.inputs, self.data.outputs))
         return torch.from_numpy(np.stack(list(sides), 2))
 
 
-def karel_columns(data: KarelData) -> Columns:
-    """Tasks as columns: ``context`` for the encoder, ``task`` (its number) for the reward, ``target`` for teaching."""
+def karel_split(data: KarelData) -> Split:
+    """Tasks with the columns ``context`` for the encoder, ``task`` (an index) for the reward and ``target`` for MLE."""
     targets = [tokens[:length].tolist() for tokens, length in zip(data.tokens, data.lengths, strict=True)]
     ids = torch.from_numpy(np.array(data.ids))
-    return Columns(ids=ids, context=ShownPairs(data), task=range(len(data)), target=targets)
+    return Split(Columns(ids=ids, context=ShownPairs(data), task=range(len(data)), target=targets), data)
 
 
 class KarelTask(Task):
-    """The three splits of a folder, and what is done with them."""
+    """Program synthesis from the files train, val and test of a folder."""
 
-    name = "karel"
     metric = GENERALIZATION
-    rewards: tuple[str, ...] = REWARDS
-
-    def __init__(
-        self,
-        folder: Path,
-        model: ModelSettings,
-        device: str = "cpu",
-        skip_bad: bool = False,
-        warn: Callable[[str], None] = lambda text: None,
-    ):
-        self.folder, self.model, self.device = folder, model, device
-        self._skip_bad, self._warn = skip_bad, warn
+    rewards = REWARDS
+    model: ModelSettings
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def tokens(self) -> tuple[str, ...]:
         return TOKENS
 
-    @property
-    def mle_data(self) -> Columns:
-        return self.train.columns
-
-    def split(self, name: str) -> "Split":
+    def split(self, name: str) -> Split:
         if name not in SPLITS:
-            raise InputError(f"no split is called {name!r}: choose one of {', '.join(SPLITS)}")
-        path = self.folder / f"{name}.jsonl"
-        if not path.exists():
+            raise InputError(f"unknown split {name!r}: choose one of {', '.join(SPLITS)}")
+        path = None if self.folder is None else find_file(self.folder, name)
+        if path is None:
+            raise InputError(f"there is no {name}.jsonl or {name}.json in {self.folder}: {KAREL.data_help}")
+        data = KarelData.open(path, side=self.model.largest_world + 2, on_event=self.on_event)
+        longest = int(data.lengths.max(initial=0))
+        # Under the grammar a truncated program is impossible, and its loss infinite.
+        if name == "train" and self.model.grammar and longest >= self.model.max_length:
             raise InputError(
-                f"{path} does not exist: name a folder with train.jsonl, val.jsonl and test.jsonl by --data, or make "
-                f"one with `corollout data karel --out {self.folder}`"
+                f"{path} has a program of {longest} tokens: with the grammar, programs and their end tokens must fit "
+                f"into max_length, which is {self.model.max_length}; set it to {longest + 1} or more"
             )
-        side = self.model.largest_world + 2
-        data = KarelData.open(path, side=side, skip_bad=self._skip_bad, warn=self._warn)
-        if name == "train" and self.model.grammar:
-            self._check_lengths(data, path)
-        return Split(data)
-
-    def _check_lengths(self, data: KarelData, path: Path) -> None:
-        """A program that is cut off is none, so under the grammar it is impossible, and its loss infinite."""
-        most = int(data.lengths.max(initial=0))
-        if most >= self.model.max_length:
-            raise InputError(
-                f"{path} has a program of {most} tokens: with the grammar, programs and their end tokens must fit into "
-                f"max_length, which is {self.model.max_length}; set it to {most + 1} or more"
-            )
+        return karel_split(data)
 
     def engine(self, seed: int = 0) -> Engine:
-        """A new model with its engine."""
         torch.manual_seed(seed)
         m = self.model
-        policy = KarelPolicy(
-            m.largest_world + 2,
-            m.channels,
-            m.blocks,
-            m.pair_width,
-            m.embedding,
-            m.hidden,
-            m.layers,
-            m.grammar,
-            m.max_length,
-        ).to(self.device)
+        sizes = (m.channels, m.blocks, m.pair_width, m.embedding, m.hidden, m.layers)
+        policy = KarelPolicy(m.largest_world + 2, *sizes, m.grammar, m.max_length).to(self.device)
         return Engine(policy, bos=START, eos=END, max_length=m.max_length)
 
-    def reward(self, kind: str = "all", split: "Split | None" = None) -> Reward:
-        """The reward of programs for the tasks of a split, by default for those to train on."""
-        tasks = self.train if split is None else split
-        return Reward(SolvesTask(tasks.data, kind), name=f"karel, {kind}")
+    def reward(self, name: str = REWARDS[0], split: Split | None = None) -> Reward:
+        data = (self.train if split is None else split).data
+        return Reward(SolvesTask(data, name), name=f"karel, {name}")
 
-    def evaluate(self, engine: Engine, split: "Split", beam: int = 0) -> Evaluation:
-        return evaluate_karel(engine, split.data, split.columns, beam=beam, device=self.device)
+    def evaluate(self, engine: Engine, split: Split, beam: int = 0) -> KarelEvaluation:
+        return evaluate_karel(engine, split, beam=beam, device=self.device)
 
-
-class Split:
-    """Tasks in both forms: as arrays and as columns."""
-
-    def __init__(self, data: KarelData):
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    @cached_property
-    def columns(self) -> Columns:
-        return karel_columns(self.data)
-
-    def first(self, count: int) -> "Split":
-        """The first tasks only."""
-        return Split(self.data.subset(min(count, len(self.data))))
+    def view(self, split_name: str, split: Split, index: int) -> KarelView:
+        return KarelView(split_name, split, index)
 
 
 KAREL = TaskSpec(
+    "karel",
+    KarelTask,
     ModelSettings,
-    scale,
-    lambda folder, model, device, warn: KarelTask(folder, model, device, warn=warn),
-    GENERALIZATION,
+    scales=Path(__file__).parent / "scales",
+    commands="corollout.tasks.karel.commands",
+    data_help="name a folder with train, val and test by --data, or make one with `corollout data karel --out FOLDER`",
+    check="corollout.tasks.karel.commands:check_data",
 )

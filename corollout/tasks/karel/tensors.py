@@ -1,6 +1,6 @@
-"""The public sparse tensors, read from text into grids and back by compiled loops.
+"""The public sparse tensors, converted from text to grids and back by compiled loops.
 
-``World.from_tensor`` and ``World.to_tensor`` do the same one world at a time, and say what is wrong with one.
+``World.from_tensor`` and ``World.to_tensor`` do the same slowly, and explain errors.
 """
 
 from typing import no_type_check
@@ -8,7 +8,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, OUTSIDE, WALL
+from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, OUTSIDE, WALL, Grids
 from corollout.tasks.karel.world import CHANNELS, TENSOR_SIDE
 
 _PLANE = TENSOR_SIDE * TENSOR_SIDE
@@ -16,19 +16,17 @@ _WALLS, _BORDERS, _MARKERS = 4, 5, 6
 _NAMES = [f"{index}:1.0" for index in range(CHANNELS * _PLANE)]
 
 
-def tensor_to_grid(text: str, cells: np.ndarray, hero: np.ndarray) -> bool:
-    """Read a tensor into ``cells[18, 18]`` and ``hero[2]``; return False if it is not in the usual form."""
-    try:
-        data = np.frombuffer(text.encode("ascii"), np.uint8)
-    except UnicodeEncodeError:
-        return False
-    return bool(_read(data, cells.reshape(-1), hero))
+def tensor_to_grid(text: str) -> Grids | None:
+    """The world of a tensor as ``cells[18, 18]`` and ``hero[2]``, or None if it is not in the canonical form."""
+    cells, hero = np.empty((TENSOR_SIDE, TENSOR_SIDE), np.uint8), np.zeros(2, np.int16)
+    data = np.frombuffer(text.encode(errors="replace"), np.uint8)
+    return Grids(cells, hero) if _read(data, cells.reshape(-1), hero) else None
 
 
-def grid_to_tensor(cells: np.ndarray, hero: np.ndarray) -> str | None:
-    """The tensor of ``cells[side, side]`` and ``hero[2]``, or None if a tensor cannot say it."""
-    filled = np.zeros(CHANNELS * _PLANE, np.bool_)
-    if not _fill(np.ascontiguousarray(cells), int(hero[0]), int(hero[1]), filled):
+def grid_to_tensor(world: Grids) -> str | None:
+    """The tensor of ``cells[side, side]`` and ``hero[2]``, or None if a tensor cannot represent it."""
+    filled, (cell, direction) = np.zeros(CHANNELS * _PLANE, np.bool_), world.hero.tolist()
+    if not _fill(np.ascontiguousarray(world.cells), cell, direction, filled):
         return None
     return " ".join([_NAMES[index] for index in filled.nonzero()[0].tolist()])
 
@@ -36,11 +34,11 @@ def grid_to_tensor(cells: np.ndarray, hero: np.ndarray) -> str | None:
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def _read(text, cells, hero):
-    """Items must be "digits:1.0", parted by one blank."""
+    """Items must be "digits:1.0", separated by one blank."""
     cells[:] = OUTSIDE
     heroes, at = 0, 0
     rows, columns, borders = 0, 0, 0
-    # The border first tells the inside from the outside; everything else is then put inside it.
+    # The first pass reads the border, which separates inside from outside; the second reads everything else.
     for first_pass in (True, False):
         at = 0
         while at < len(text):
@@ -58,21 +56,21 @@ def _read(text, cells, hero):
                 if text[at] != 32 or at + 1 == len(text):
                     return False
                 at += 1
-            channel, place = index // _PLANE, index % _PLANE
+            channel, cell = index // _PLANE, index % _PLANE
             if first_pass:
                 if channel == _BORDERS:
-                    if cells[place] == BORDER:
+                    if cells[cell] == BORDER:
                         return False
-                    cells[place] = BORDER
+                    cells[cell] = BORDER
                     borders += 1
-                    rows, columns = max(rows, place // TENSOR_SIDE - 1), max(columns, place % TENSOR_SIDE - 1)
+                    rows, columns = max(rows, cell // TENSOR_SIDE - 1), max(columns, cell % TENSOR_SIDE - 1)
             elif channel < _WALLS:
                 heroes += 1
-                hero[0], hero[1] = place, channel
+                hero[0], hero[1] = cell, channel
             elif channel != _BORDERS:
-                if cells[place] != 0:
+                if cells[cell] != 0:
                     return False
-                cells[place] = WALL if channel == _WALLS else channel - _MARKERS + 1
+                cells[cell] = WALL if channel == _WALLS else channel - _MARKERS + 1
         if first_pass:
             if min(rows, columns) < 2 or borders != 2 * (rows + columns) + 4:
                 return False
@@ -88,7 +86,7 @@ def _read(text, cells, hero):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _fill(cells, place, direction, filled):
+def _fill(cells, cell, direction, filled):
     side = cells.shape[0]
     for r in range(side):
         for c in range(side):
@@ -106,5 +104,5 @@ def _fill(cells, place, direction, filled):
             else:
                 return False
             filled[channel * _PLANE + r * TENSOR_SIDE + c] = True
-    filled[direction * _PLANE + place // side * TENSOR_SIDE + place % side] = True
+    filled[direction * _PLANE + cell // side * TENSOR_SIDE + cell % side] = True
     return cells[3, 0] == BORDER and cells[0, 3] == BORDER

@@ -1,12 +1,13 @@
 """A Karel world: a grid with walls, markers and a hero; its JSON and tensor forms, and its drawing.
 
-Cells are (row, column), rows counted from the bottom, so that north is up. Every ``World`` that exists is sound: what
-is wrong with an input is said when it is read.
+Cells are (row, column), rows counted from the bottom, so that north is up. Every ``World`` is valid: the constructor
+checks it.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from reprlib import repr as short
 from typing import TypeVar
 
@@ -41,60 +42,51 @@ class World:
     cols: int
     hero: tuple[int, int, int]
     walls: frozenset[Cell] = frozenset()
-    markers: tuple[tuple[Cell, int], ...] = ()  # cell, count; kept in the order of the cells
+    markers: tuple[tuple[Cell, int], ...] = ()  # cell, count; sorted
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "markers", tuple(sorted(self.markers)))
         for name, size in (("rows", self.rows), ("cols", self.cols)):
             if not 1 <= size <= LARGEST:
                 raise InputError(f"world, {name}: must be from 1 to {LARGEST}, not {size}")
-        row, col, direction = self.hero
-        self._inside("hero", (row, col))
-        if not 0 <= direction < len(DIRECTIONS):
-            raise InputError(f"world, hero: the direction must be from 0 to {len(DIRECTIONS) - 1}, not {direction}")
-        if (row, col) in self.walls:
-            raise InputError(f"world, hero: {row}:{col} is a wall")
-        for cell in sorted(self.walls):
-            self._inside("blocked", cell)
-        previous = None
-        for cell, count in self.markers:
-            self._inside("markers", cell)
-            if cell in self.walls:
-                raise InputError(f"world, markers: {cell[0]}:{cell[1]} is a wall")
-            if cell == previous:
-                raise InputError(f"world, markers: {cell[0]}:{cell[1]} has two counts")
+        if not 0 <= self.hero[2] < len(DIRECTIONS):
+            raise InputError(f"world, hero: the direction must be from 0 to {len(DIRECTIONS) - 1}, not {self.hero[2]}")
+        marked = [cell for cell, _ in self.markers]
+        for name, cells in (("hero", [self.hero[:2]]), ("blocked", sorted(self.walls)), ("markers", marked)):
+            for row, col in cells:
+                if not (0 <= row < self.rows and 0 <= col < self.cols):
+                    size = f"{self.rows} rows and {self.cols} columns"
+                    raise InputError(f"world, {name}: {row}:{col} is outside the grid of {size}")
+                if name != "blocked" and (row, col) in self.walls:
+                    raise InputError(f"world, {name}: {row}:{col} is a wall")
+        for (row, col), count in self.markers:
             if not 1 <= count <= MOST_MARKERS:
-                raise InputError(
-                    f"world, markers: {cell[0]}:{cell[1]} has {count}, a cell with markers has 1 to {MOST_MARKERS}"
-                )
-            previous = cell
-
-    def _inside(self, name: str, cell: Cell) -> None:
-        if not (0 <= cell[0] < self.rows and 0 <= cell[1] < self.cols):
-            raise InputError(
-                f"world, {name}: {cell[0]}:{cell[1]} lies outside the grid of {self.rows} rows and {self.cols} columns"
-            )
+                limits = f"a cell with markers has 1 to {MOST_MARKERS}"
+                raise InputError(f"world, markers: {row}:{col} has {count}, but {limits}")
+        for cell, following in pairwise(marked):
+            if cell == following:
+                raise InputError(f"world, markers: {cell[0]}:{cell[1]} has two counts")
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "World":
         """Read the public form: ``rows``, ``cols``, ``hero`` "r:c:east", ``blocked`` "r:c …", ``markers`` "r:c:n …"."""
-        _field(data, "crashed", bool, False)  # says how the world came about, not what it is
+        _field(data, "crashed", bool, False)  # not part of the state
         hero = _field(data, "hero", str)
-        found = _HERO.fullmatch(hero)
-        if not found:
+        match = _HERO.fullmatch(hero)
+        if not match:
             raise InputError(f"world, hero: expected row:column:direction as in 3:0:east, not {short(hero)}")
         walls = [(int(m[1]), int(m[2])) for m in _items(data, "blocked", _WALL_CELL, "row:column")]
         markers = [((int(m[1]), int(m[2])), int(m[3])) for m in _items(data, "markers", _MARKER, "row:column:count")]
         return cls(
             _field(data, "rows", int),
             _field(data, "cols", int),
-            (int(found[1]), int(found[2]), DIRECTIONS.index(found[3])),
+            (int(match[1]), int(match[2]), DIRECTIONS.index(match[3])),
             frozenset(walls),
             tuple(markers),
         )
 
     def to_json(self, crashed: bool = False) -> dict[str, object]:
-        """The public form; ``crashed`` is not the world's to know."""
+        """The public form; ``crashed`` says how the run ended."""
         row, col, direction = self.hero
         return {
             "rows": self.rows,
@@ -109,35 +101,32 @@ class World:
     def from_tensor(cls, tensor: str | np.ndarray) -> "World":
         """Read the public 16 × 18 × 18 tensor: sparse text "flat_index:1.0 …", or an array, of that shape or flat."""
         flat = _sparse(tensor) if isinstance(tensor, str) else _dense(tensor)
-        places: list[list[Cell]] = [[] for _ in range(CHANNELS)]
+        cells: list[list[Cell]] = [[] for _ in range(CHANNELS)]
         for index in flat:
-            channel, cell = divmod(index, _PLANE)
-            # The tensor's first row and column belong to the border: cell (r, c) stands at (r + 1, c + 1).
-            places[channel].append((cell // TENSOR_SIDE - 1, cell % TENSOR_SIDE - 1))
-        rows, cols = _size(places[_BORDER])
-        heroes = [(row, col, direction) for direction in range(len(DIRECTIONS)) for row, col in places[direction]]
+            channel, position = divmod(index, _PLANE)
+            # The first row and column are the border: cell (r, c) is at (r + 1, c + 1).
+            cells[channel].append((position // TENSOR_SIDE - 1, position % TENSOR_SIDE - 1))
+        rows, cols = _size(cells[_BORDER])
+        heroes = [(row, col, direction) for direction in range(len(DIRECTIONS)) for row, col in cells[direction]]
         if len(heroes) != 1:
             raise InputError(f"tensor, channels 0 to 3: expected one hero, found {len(heroes)}")
-        markers = [(cell, n) for n in range(1, _MOST_IN_TENSOR + 1) for cell in places[_MARKERS + n - 1]]
-        return cls(rows, cols, heroes[0], frozenset(places[_WALL]), tuple(markers))
+        markers = [(cell, n) for n in range(1, _MOST_IN_TENSOR + 1) for cell in cells[_MARKERS + n - 1]]
+        return cls(rows, cols, heroes[0], frozenset(cells[_WALL]), tuple(markers))
 
     def to_tensor(self) -> str:
         """The public tensor as sparse text, indices in order."""
         smallest, largest = 2, TENSOR_SIDE - 2
         if not (smallest <= self.rows <= largest and smallest <= self.cols <= largest):
-            raise InputError(
-                f"a world of {self.rows} rows and {self.cols} columns has no tensor: "
-                f"both must be from {smallest} to {largest}"
-            )
+            size = f"{self.rows} rows and {self.cols} columns"
+            raise InputError(f"a world of {size} has no tensor: both must be from {smallest} to {largest}")
         row, col, direction = self.hero
         filled = [(direction, (row, col))]
         filled += [(_WALL, cell) for cell in self.walls]
         filled += [(_BORDER, cell) for cell in _frame(self.rows, self.cols)]
         for cell, count in self.markers:
             if count > _MOST_IN_TENSOR:
-                raise InputError(
-                    f"cell {cell[0]}:{cell[1]} has {count} markers, but a tensor can say at most {_MOST_IN_TENSOR}"
-                )
+                most = f"a tensor has at most {_MOST_IN_TENSOR}"
+                raise InputError(f"cell {cell[0]}:{cell[1]} has {count} markers, but {most}")
             filled.append((_MARKERS + count - 1, cell))
         indices = sorted(channel * _PLANE + (r + 1) * TENSOR_SIDE + c + 1 for channel, (r, c) in filled)
         return " ".join(f"{index}:1.0" for index in indices)
@@ -149,7 +138,7 @@ class World:
         return "\n".join([f"┌{edge}┐", *(f"│{''.join(row)} │" for row in cells), f"└{edge}┘"])
 
     def labels(self) -> list[list[str]]:
-        """What a drawing shows in each cell, all of one width, the northernmost row first."""
+        """The text of each cell in a drawing, all of one width, the northernmost row first."""
         counts = dict(self.markers)
         width = 1 + max((len(str(count)) for count in counts.values()), default=1)
         hero = (self.hero[0], self.hero[1])
@@ -165,12 +154,12 @@ class World:
 
 
 def same_state(a: World, b: World) -> bool:
-    """Whether hero and markers agree, which is what the result of a program is judged by."""
+    """Whether hero and markers agree: then two worlds count as equal."""
     return a.hero == b.hero and a.markers == b.markers
 
 
 def _frame(rows: int, cols: int) -> list[Cell]:
-    """The cells just outside a grid."""
+    """The cells of the border."""
     sides = [(row, col) for row in range(rows) for col in (-1, cols)]
     return sides + [(row, col) for col in range(-1, cols + 1) for row in (-1, rows)]
 
@@ -188,12 +177,12 @@ def _size(border: list[Cell]) -> tuple[int, int]:
 def _sparse(text: str) -> list[int]:
     indices = []
     for entry in text.split():
-        found = _ENTRY.fullmatch(entry)
-        if not found or int(found[1]) >= CHANNELS * _PLANE:
+        match = _ENTRY.fullmatch(entry)
+        if not match or int(match[1]) >= CHANNELS * _PLANE:
             raise InputError(
                 f"tensor: expected index:1.0 with an index from 0 to {CHANNELS * _PLANE - 1}, not {short(entry)}"
             )
-        indices.append(int(found[1]))
+        indices.append(int(match[1]))
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if indices.count(index) > 1)
         raise InputError(f"tensor: index {twice} occurs twice")
@@ -203,8 +192,8 @@ def _sparse(text: str) -> list[int]:
 def _dense(array: np.ndarray) -> list[int]:
     if array.shape not in ((CHANNELS, TENSOR_SIDE, TENSOR_SIDE), (CHANNELS * _PLANE,)):
         raise InputError(
-            f"tensor: expected the shape {CHANNELS} × {TENSOR_SIDE} × {TENSOR_SIDE}, or as many numbers in a row, "
-            f"not {tuple(array.shape)}"
+            f"tensor: expected the shape {CHANNELS} × {TENSOR_SIDE} × {TENSOR_SIDE}, or a flat array of as "
+            f"many numbers, not {tuple(array.shape)}"
         )
     if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
         raise InputError("tensor: expected zeros and ones only")
@@ -212,11 +201,9 @@ def _dense(array: np.ndarray) -> list[int]:
 
 
 def _field(data: Mapping[str, object], name: str, kind: type[T], default: T | None = None) -> T:
-    if not isinstance(data, Mapping):
-        raise InputError(f"world: expected an object with rows, cols, hero, blocked and markers, not {short(data)}")
     value = data.get(name, default)
     if value is None and name not in data:
-        raise InputError(f"world, {name}: is missing")
+        raise InputError(f"world, {name}: missing")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         names = {str: "a string", int: "a whole number", bool: "true or false"}
         raise InputError(f"world, {name}: expected {names[kind]}, not {short(value)}")
@@ -224,11 +211,11 @@ def _field(data: Mapping[str, object], name: str, kind: type[T], default: T | No
 
 
 def _items(data: Mapping[str, object], name: str, form: re.Pattern[str], example: str) -> list[re.Match[str]]:
-    """The blank-separated items of a field, each of which must have this form."""
-    found = []
+    """The blank-separated items of a field, all of this form."""
+    matches = []
     for item in _field(data, name, str, "").split():
         match = form.fullmatch(item)
         if not match:
             raise InputError(f"world, {name}: expected {example}, not {short(item)}")
-        found.append(match)
-    return found
+        matches.append(match)
+    return matches

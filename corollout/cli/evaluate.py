@@ -1,0 +1,37 @@
+"""``corollout evaluate``: how good the weights of a run are."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from corollout.cli.tables import evaluation_table
+from corollout.config import argument, option, switch
+from corollout.training.run_weights import WEIGHTS_HELP
+from corollout.training.start import evaluate_run, save_evaluation
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """The settings of ``evaluate``."""
+
+    run: Path = argument("Directory of a run.")
+    split: str = option("test", "Examples to evaluate on: train, val or test.")
+    beam: int = option(10, "Size of the beam; 0 for greedy decoding only.", least=0)
+    weights: str = option("best", WEIGHTS_HELP)
+    json: bool = switch("Print the numbers as JSON.")
+
+
+def evaluate(settings: Evaluating) -> None:
+    """Compute all metrics of a run's task, with 95 % intervals: for greedy decoding, and for a beam.
+
+    The numbers are also written to evaluation-SPLIT.json in the run's directory.
+    """
+    task, result = evaluate_run(settings.run, settings.split, settings.beam, settings.weights)
+    save_evaluation(settings.run, settings.split, settings.weights, result)
+    if settings.json:
+        typer.echo(json.dumps(result.numbers()))
+    else:
+        Console().print(evaluation_table(result, settings.split, task.metric))

@@ -1,0 +1,352 @@
+"""The base classes of all estimators, what an estimator says about itself, and estimators by name.
+
+A new estimator is a subclass of :class:`Estimator`, usually a frozen dataclass whose fields are its options, with a
+``sampler`` and a ``plan``. Class attributes say everything else that the rest of the package knows about it.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from importlib import import_module
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from corollout.config import import_object
+from corollout.errors import InputError
+from corollout.estimators.baselines import Evidence
+from corollout.estimators.budget import keep_probabilities, systematic_sample
+from corollout.estimators.plans import Logits, Plan, Rewards, SetPlan
+from corollout.noise import BUDGET, Noise, uniform
+from corollout.types import Branches, Sampler, Trajectories
+
+
+class Estimator(ABC):
+    """Says how main trajectories are drawn, and turns them into a plan."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    """Names for the command line and settings files: the usual one first, then aliases."""
+    title: ClassVar[str] = ""
+    """The name as the literature writes it, for tables and messages."""
+    number: ClassVar[str] = ""
+    """The option that a number after the name sets, as in ``rloo-8``."""
+    heads: ClassVar[tuple[str, ...]] = ("softmax", "tree")
+    """The output heads that it works with."""
+    adapts_rollouts: ClassVar[bool] = False
+    """Whether the number of branches depends on how certain the policy is."""
+    chooses_estimators: ClassVar[bool] = False
+    """Whether it switches between other estimators during training, and so has no variance of its own at the start."""
+
+    @property
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """How main trajectories are drawn."""
+
+    @abstractmethod
+    def plan(self, trajectories: Trajectories, noise: Noise) -> Plan:
+        """The branches to complete, and how rewards become a gradient."""
+
+    @property
+    def label(self) -> str:
+        """The estimator in tables: its title, its number, and other options that differ from their defaults."""
+        values = {option: getattr(self, option) for option in options_of(type(self))}
+        defaults = _defaults(type(self))
+        number = values.pop(self.number) if isinstance(values.get(self.number), int) else None
+        plain = number is None or number == 1 == defaults[self.number]
+        label = (self.title or type(self).__name__) + ("" if plain else f"-{number}")
+        changed = [f"{name}={_text(value)}" for name, value in values.items() if value != defaults[name]]
+        return f"{label} ({','.join(changed)})" if changed else label
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether its expectation is known to differ from the gradient of the expected reward.
+
+        A small bias hides in the noise of any measurement, so a biased estimator is never recommended.
+        """
+        return False
+
+    @property
+    def note_for_one_context(self) -> str:
+        """A remark for readers of an estimate that was made for a single context."""
+        return ""
+
+    @classmethod
+    def from_name(cls, name: str, **options: Any) -> "Estimator":
+        """The estimator that one of ``names`` stands for."""
+        return cls(**options)
+
+    def check_head(self, head: str) -> None:
+        """Raise an error if the estimator does not work with an output head ("softmax" or "tree")."""
+        if head not in self.heads:
+            fitting = [kind for kind in _subclasses(Estimator) if head in kind.heads and "names" in vars(kind)]
+            fitting.sort(key=lambda kind: len(kind.heads))  # those for this head only come first
+            names = dict.fromkeys(kind.names[0] for kind in fitting)
+            raise InputError(
+                f"{self.label} needs a {' or '.join(self.heads)} head, but this policy has a {head} head: "
+                f"choose one of {', '.join(names)}"
+            )
+
+    @classmethod
+    def check_option(cls, option: str, value: Any) -> None:
+        """Raise an error if a value has the wrong type for an option, or is not one of its choices."""
+        if wanted := _mismatch(value, options_of(cls)[option]):
+            raise InputError(f"{cls.title or cls.__name__} needs {option} to be {wanted}, not {value!r}")
+
+    def check_options(self, **least: int) -> None:
+        """Raise an error if an option is invalid, or less than ``least`` says."""
+        for option in options_of(type(self)):
+            value = getattr(self, option)
+            self.check_option(option, value)
+            if option in least and value is not None and value < least[option]:
+                raise InputError(f"{self.title or type(self).__name__} needs {option} ≥ {least[option]}, not {value}")
+
+
+class Adaptive(Estimator):
+    """An estimator that learns from its estimates how to make later ones with less variance.
+
+    What it has learned is fixed before the next estimate is drawn, so that learning adds no bias. Estimators are
+    immutable: methods that would change one return a new one.
+    """
+
+    @abstractmethod
+    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Adaptive":
+        """The estimator after an estimate from one of its plans."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """What it has learned, for checkpoints."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Tensor]) -> "Adaptive":
+        """The estimator with the state of a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedBaseline(Adaptive):
+    """Base of estimators whose baseline may be fitted: they keep the evidence of earlier batches."""
+
+    past: Evidence | None = field(default=None, repr=False, compare=False)
+
+    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "FittedBaseline":
+        if not isinstance(plan, SetPlan) or plan.baseline != "fitted":
+            return self
+        new = plan.evidence(rewards, logits)
+        return replace(self, past=new if self.past is None else self.past.updated(new))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {} if self.past is None else dict(vars(self.past))
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> "FittedBaseline":
+        return replace(self, past=Evidence(**state) if state else None)
+
+
+@cache
+def options_of(kind: type[Estimator]) -> dict[str, Any]:
+    """Name and type of each option: the fields of a dataclass, except those with ``repr=False``, which hold state."""
+    if not is_dataclass(kind):
+        return {}
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind) if field.repr}
+
+
+@cache
+def _defaults(kind: type[Estimator]) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _mismatch(value: Any, hint: Any) -> str:
+    """What an option should be, if the value is not; types other than numbers and choices are not checked."""
+    kinds = set(get_args(hint) or (hint,))
+    if get_origin(hint) is Literal:
+        return "" if value in get_args(hint) else f"one of {', '.join(map(str, get_args(hint)))}"
+    if kinds == {bool}:
+        return "" if isinstance(value, bool) else "true or false"
+    if not kinds <= {int, float, NoneType} or (value is None and NoneType in kinds):
+        return ""
+    fits = not isinstance(value, str | bool) and (float in kinds or not isinstance(value, float))
+    return "" if fits else "a number" if float in kinds else "a whole number"
+
+
+def _subclasses(kind: type[Estimator]) -> Iterator[type[Estimator]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branching(Estimator):
+    """Unbiased with the defaults, for any ``completions``, ``budget`` and ``samples``."""
+
+    adapts_rollouts = True
+
+    main: Literal["sample", "greedy"] = "sample"
+    """How main trajectories are drawn. "greedy" is biased: its prefixes are not samples from the policy."""
+    pseudo: Literal["sample", "greedy"] = "sample"
+    """How branches are completed. "greedy" is biased: a greedy completion is not a sample of the future reward."""
+    completions: int = 1
+    """Completions of each branch, averaged."""
+    budget: int | None = None
+    """The largest number of branches; None for no limit. A random subset is kept and reweighted."""
+    budget_per: Literal["update", "example"] = "update"
+    """Whether the budget is for a whole batch or for each context."""
+    samples: int = 1
+    """Main trajectories of each context, averaged."""
+
+    def __post_init__(self) -> None:
+        self.check_options(completions=1, budget=1, samples=1)
+
+    @property
+    def is_biased(self) -> bool:
+        return "greedy" in (self.main, self.pseudo)
+
+    @property
+    def sampler(self) -> Sampler:
+        return Sampler(self.main, self.samples)
+
+    def spend(
+        self,
+        sizes: Float[Tensor, " branch"],
+        row: Int64[Tensor, " branch"],
+        trajectories: Trajectories,
+        noise: Noise,
+    ) -> tuple[Int64[Tensor, " kept"], Float[Tensor, " kept"]]:
+        """The branches to complete, and 1/s for each of them; ``sizes`` says how much each branch matters.
+
+        Branches are ordered by their rows.
+        """
+        if self.budget is None or len(sizes) == 0:
+            return torch.arange(len(sizes), device=sizes.device), torch.ones_like(sizes)
+        per_update = self.budget_per == "update"
+        # Rows are ordered by their contexts, so the branches of a context are consecutive.
+        pools = [len(sizes)] if per_update else trajectories.contexts[row].bincount().tolist()
+        shared = noise.shared_key(trajectories.examples, BUDGET)
+        kept, weights, first = [], [], 0
+        for count in pools:
+            if count > 0:
+                s = keep_probabilities(sizes[first : first + count], self.budget)
+                example = trajectories.examples[row[first]][None]
+                keys = shared if per_update else noise.keys(example, BUDGET)
+                start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]
+                chosen = systematic_sample(s, start)
+                kept.append(first + chosen)
+                weights.append((1 / s[chosen]).to(sizes.dtype))
+            first += count
+        return torch.cat(kept), torch.cat(weights)
+
+    def branches(
+        self, row: Int64[Tensor, " kept"], step: Int64[Tensor, " kept"], token: Int64[Tensor, " kept"]
+    ) -> Branches:
+        """All completions of the kept branches: the first completion of every branch, then the second of every …"""
+        greedy = self.pseudo == "greedy"
+        return Branches.join(
+            *(Branches.of(row, step, token, greedy=greedy, copy=copy) for copy in range(self.completions))
+        )
+
+    def sources(self, kept: int, branch: Int64[Tensor, " entry"], mains: int) -> Int64[Tensor, " entries"]:
+        """The sources of the rewards of all completions of some kept branches, in the order of ``branches``."""
+        return torch.cat([mains + copy * kept + branch for copy in range(self.completions)])
+
+
+# Modules with estimators: every class in them that declares ``names`` is available by these names.
+_MODULES = ("ars", "binary", "score", "values", "sets", "pairs", "tree", "auto")
+
+
+@cache
+def registered_estimators() -> dict[str, type[Estimator]]:
+    """All estimators of this package by their names, aliases included."""
+    return {
+        name: kind
+        for module in _MODULES
+        for kind in vars(import_module(f"corollout.estimators.{module}")).values()
+        if isinstance(kind, type) and issubclass(kind, Estimator)
+        for name in vars(kind).get("names", ())
+    }
+
+
+def estimator_names() -> tuple[str, ...]:
+    """The usual name of each estimator."""
+    return tuple(dict.fromkeys(kind.names[0] for kind in registered_estimators().values()))
+
+
+def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator:
+    """The estimator of a name such as ``arsm``, ``ars-20``, ``mc-2``, ``rloo-8`` or ``rl_beam``.
+
+    ``k`` is the number after the name: references of ARS, samples of RLOO, completions of MC, size of the beam.
+    ``options`` are fields of the estimator's class; in the name they follow a colon, as in
+    ``arsm:budget=2000,budget_per=example``. A class outside the package is named by its import path,
+    ``package.module:Class`` or ``package.module:Class:budget=2000``; the working directory is searched, too.
+    """
+    name, _, listed = name.partition(":")
+    class_name, _, class_options = listed.partition(":")
+    plain, number = _split_number(re.sub(r"[\s_]+", "-", name.strip().lower()))
+    if plain in registered_estimators():
+        kind = registered_estimators()[plain]
+    elif class_name.strip().isidentifier():
+        plain = name = f"{name.strip()}:{class_name.strip()}"
+        kind, number, listed = _import(name), None, class_options
+    else:
+        raise InputError(
+            f"there is no estimator {name!r}: choose one of {', '.join(estimator_names())}, some with a "
+            "number, as in ars-20, "
+            "or give the import path of your own, package.module:Class"
+        )
+    if number is not None and k is not None and k != number:
+        raise InputError(f"the estimator is called {name!r}, but k = {k}: leave one of the two numbers out")
+    for option, value in _parse_options(name, listed).items():
+        if option in options and options[option] != value:
+            raise InputError(f"{name} was given {option} = {value} and {option} = {options[option]}: leave one out")
+        options[option] = value
+    number = k if number is None else number
+    if number is not None:
+        if not kind.number:
+            raise InputError(f"{plain} takes no number k")
+        if kind.number in options:
+            taken = f"{kind.number} = {options[kind.number]}"
+            raise InputError(f"{plain} was given both the number {number} and {taken}: leave one out")
+        options[kind.number] = number
+    if unknown := sorted(set(options) - set(options_of(kind))):
+        raise InputError(f"{plain} has no option {unknown[0]!r}; it has {', '.join(options_of(kind)) or 'none'}")
+    for option, value in options.items():
+        kind.check_option(option, value)
+    return kind.from_name(plain, **options)
+
+
+def _split_number(name: str) -> tuple[str, int | None]:
+    """``ars-20`` is ``ars`` and 20."""
+    match = None if name in registered_estimators() else re.fullmatch(r"(.+?)-?(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def _import(path: str) -> type[Estimator]:
+    kind = import_object(path)
+    if not (isinstance(kind, type) and issubclass(kind, Estimator)):
+        raise InputError(f"{path} is not a subclass of corollout.estimators.Estimator")
+    return kind
+
+
+def _parse_options(name: str, text: str) -> dict[str, Any]:
+    """Options as a name lists them: numbers, true and false, or words."""
+    options: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (option and equals and value) or option in options:
+            raise InputError(f"options of {name} are written as in {name}:budget=2000,samples=2, not {text!r}")
+        options[option] = _parse_value(value)
+    return options
+
+
+def _parse_value(text: str) -> Any:
+    if text.isdecimal():
+        return int(text)
+    if re.fullmatch(r"\d*\.\d+(e-?\d+)?", text):
+        return float(text)
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,37 @@
+"""Jobs for tests of the queue: each runs in a worker process."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from corollout.errors import InputError
+from corollout.events import Callback, Event, Progress, warning
+
+
+def append(file: str, text: str, on_event: Callback) -> dict[str, str]:
+    """Append a line to a file, after more output than a pipe holds."""
+    sys.stderr.write("x" * 200_000)
+    print("this is not an event")
+    on_event(warning("careful"))
+    on_event(Event("note", {"text": text}))
+    Progress(on_event, "anything", 4).advance(1)
+    with Path(file).open("a") as lines:
+        lines.write(text + "\n")
+    return {"said": text}
+
+
+def fail(on_event: Callback, how: str = "") -> None:
+    if how == "die":
+        os.kill(os.getpid(), 9)
+    raise InputError("this cannot work")
+
+
+def sleep(file: str, on_event: Callback) -> None:
+    """Say that it has started, then wait to be interrupted, and save."""
+    Path(file).touch()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        Path(file).write_text("saved")
+        raise

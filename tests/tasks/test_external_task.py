@@ -1,0 +1,167 @@
+"""The task of docs/extending.md, in a module outside the package, in Python and through every command."""
+
+import importlib.metadata
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from corollout.errors import InputError
+from corollout.rollouts.decoding import decode, decode_scored
+from corollout.tasks.task import Evaluation, Task, find_task, mean_interval, open_task, task_names
+from corollout.training.mle import MLETrainer
+from corollout.types import Sampler
+from tests.support.commands import output, refusal
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+(MODULE,) = re.findall(r"## A task of your own.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with the task's module, and some that are not right."""
+    modules = {"reverse": MODULE, "clashing": MODULE.replace("hidden: int", "epochs: int"), "empty": ""}
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the working directory is added
+    yield tmp_path
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def task(folder: Path) -> Task:
+    return open_task({"task": "reverse:TASK", "model": {"hidden": 16}})
+
+
+def test_a_task_is_found_by_import_path_and_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = find_task("reverse:TASK")
+    assert (spec.name, spec.rewards, spec.scale("tiny")) == ("reverse", ("reward",), {})
+    assert spec.metric.text(0.25) == "reward 0.250"
+    entry = importlib.metadata.EntryPoint("reverse", "reverse:TASK", "corollout.tasks")
+    monkeypatch.setattr("corollout.tasks.task.entry_points", importlib.metadata.EntryPoints([entry]).select)
+    assert find_task("reverse") is spec
+    assert task_names()[-1] == "reverse"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("revers", "unknown task 'revers': choose one of karel, captions"),
+        (None, "unknown task None"),
+        ("nowhere.task", "cannot import 'nowhere.task'"),
+        ("reverse:TASKS", "the module 'reverse' has no 'TASKS'"),
+        ("reverse:Reverse", "is a .*, not a corollout.tasks.task.TaskSpec"),
+        ("json.decoder", "the module 'json.decoder' has no 'TASK'"),
+    ],
+)
+def test_tasks_that_do_not_exist(folder: Path, name: object, said: str):
+    with pytest.raises(InputError, match=said):
+        find_task(name)
+
+
+def test_settings_are_those_of_the_task(folder: Path):
+    with pytest.raises(InputError, match="unknown key 'width'"):
+        open_task({"task": "reverse:TASK", "model": {"width": 3}})
+    task = open_task({"task": "reverse:TASK", "data": {"folder": "here"}})
+    assert (task.folder, task.device, task.model.hidden) == (Path("here"), "cpu", 32)
+
+
+def test_the_default_evaluation_is_the_mean_reward(task: Task):
+    engine, val = task.engine(), task.val.first(30)
+
+    def rewards(sampler: Sampler) -> np.ndarray:
+        best = [sequences[0] for sequences in decode(engine, val.columns, sampler, batch_size=7)]
+        pairs = zip(best, val.columns.columns["target"], strict=True)
+        return np.array([np.mean([a == b for a, b in zip([*s, *[-1] * 4], t, strict=False)]) for s, t in pairs])
+
+    result = task.evaluate(engine, val, beam=3)
+    assert isinstance(result, Evaluation)
+    greedy, beam = rewards(Sampler("greedy")), rewards(Sampler("beam", 3))
+    np.testing.assert_allclose(result.scores, greedy)
+    low, high = mean_interval(greedy) or (0, 0)
+    numbers = {"mean_reward": greedy.mean(), "mean_reward_low": low, "mean_reward_high": high}
+    assert result.numbers() == pytest.approx({**numbers, "beam_mean_reward": beam.mean()})
+    assert task.evaluate(engine, val).numbers() == pytest.approx(numbers)
+    best = ["reward, best of beam", f"{beam.mean():.3f}"]
+    assert [row[:2] for row in result.rows()] == [["reward", f"{greedy.mean():.3f}"], best]
+    with pytest.raises(InputError, match="no example"):
+        task.evaluate(engine, val.first(0))
+
+
+def test_the_default_view_shows_any_example(task: Task):
+    engine, view = task.engine(), task.view("val", task.val, 5)
+    (outputs,) = decode_scored(engine, task.val.first(1).columns, Sampler("sample", 4))
+    example = {"context": task.val.columns.columns["context"][5].tolist()}
+    target = [str(token) for token in reversed(example["context"])]
+    assert view.identity() == {"split": "val", "example": 5, "id": 5}
+    assert json.loads(json.dumps(view.record())) == {**example, "target": target}
+    records = view.output_records(outputs)
+    for record, one in zip(records, outputs, strict=True):
+        assert record["reward"] == sum(a == b for a, b in zip(record["tokens"], target, strict=False)) / 4
+        assert record["tokens"] == list(map(str, one.tokens))
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(view.show_outputs(outputs, Sampler("sample", 4)))
+    for part in ("target", "sequences, sample", "reward", "log-probability", " ".join(records[0]["tokens"])):
+        assert part in capture.get()
+    assert view.heading().plain == "val, example 5"
+    assert f"<td>{example['context']}</td>" in view.html()
+    assert view.tokens_html([3]) == '<code><span class="token">3</span></code>'
+    with pytest.raises(InputError, match="the split val has only the examples 0 to 199, not 200"):
+        task.view("val", task.val, 200)
+
+
+def test_it_learns_from_the_default_columns(task: Task):
+    engine = task.engine()
+    before = task.evaluate(engine, task.val).scores.mean()
+    optimizer = torch.optim.Adam(engine.policy.parameters(), 0.02)  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in MLETrainer(engine, task.mle_data, optimizer, batch_size=50).run(updates=60):
+        pass
+    assert task.evaluate(engine, task.val).scores.mean() > before + 0.1
+
+
+def test_it_works_with_every_command(folder: Path):
+    def corollout(arguments: str) -> str:
+        return output(*arguments.split())
+
+    assert "--hidden <int>" in corollout("pretrain reverse:TASK --help")
+    best = corollout("pretrain reverse:TASK --out mle --hidden 12 --epochs 2 --batch-size 100")
+    assert "Best on the validation data: reward 0." in best
+    assert "hidden = 12" in (folder / "mle" / "config.toml").read_text()
+    corollout("finetune mle --out rloo --estimator rloo-2 --unit updates --budget 2 --batch-size 3 --evaluate-every 1")
+    corollout("finetune --resume --out rloo")
+    assert "reward" in corollout("evaluate rloo --beam 2")
+    assert 0 <= json.loads(corollout("evaluate rloo --json --beam 0"))["mean_reward"] <= 1
+    outputs = [json.loads(line) for line in corollout("generate rloo --count 2 --sample 2 --json").splitlines()]
+    assert [one["id"] for one in outputs] == [0, 0, 1, 1]
+    assert {"tokens", "reward", "log_probability"} <= outputs[0].keys()
+    assert "val, example 1" in corollout("generate rloo --number 1")
+    assert json.loads(corollout("inspect rloo --estimator arsm --json"))["estimator"]
+    corollout("inspect rloo --html page.html")
+    assert "<html" in (folder / "page.html").read_text()
+    assert "RLOO-2" in corollout("compare mle rloo --out comparison")
+    assert (folder / "comparison" / "report.html").exists()
+    few = "--estimates 8 --reference-estimates 8 --rounds 1 --batches 0 --examples 3"
+    assert "ARSM" in corollout(f"lab rloo --estimators rloo-2,arsm {few}").upper()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("reverse:TASK --scale tiny", "the task reverse has no scales: leave out --scale"),
+        ("clashing:TASK", "two options --epochs"),
+        ("empty:TASK", "'empty' has no 'TASK'"),
+        ("nowhere.at.all", "cannot import 'nowhere"),
+    ],
+)
+def test_mistakes_with_such_a_task_are_errors(folder: Path, arguments: str, message: str):
+    assert message in refusal("pretrain", *arguments.split(), "--out", "x")
+    assert not (folder / "x").exists()
