@@ -158,7 +158,7 @@ class TaskSpec:
     model: type = NoSettings  # a settings dataclass
     scales: Path | None = None  # a folder of TOML files
     commands: str = ""  # module with COMMANDS: name on the command line → function of one settings dataclass
-    data_help: str = ""  # how to get the data, for messages
+    data_help: str = ""  # how to get the data, for messages; empty if the task needs none
     export: str = ""  # "module:function", called as function(task, engine, out, source)
     # "module:function" for `corollout data check`, called as function(path, skip_bad) -> DataCheck | None; None if the
     # path holds no data of this task.
@@ -272,5 +272,7 @@ def open_task(config: dict[str, Any], on_event: Callback = ignore) -> Task:
     spec = find_task(config.get("task"))
     model = from_table(spec.model, config.get("model", {}), "section model")
     folder = config.get("data", {}).get("folder")
+    if folder in (None, "", NONE) and spec.data_help:
+        raise InputError(f"the task {spec.name} needs data: {spec.data_help}")
     device = config.get("machine", {}).get("device", "cpu")
     return spec.task(None if folder in (None, "", NONE) else Path(folder), model, device, on_event)

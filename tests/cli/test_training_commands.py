@@ -110,3 +110,11 @@ def test_help_of_pretrain_names_the_tasks_and_of_a_task_its_options():
     text = output("pretrain", "karel", "--help")
     for option in ("--out", "--data", "--scale", "--config", "--tree", "--resume", "--hidden", "--epochs", "--device"):
         assert option in text
+
+
+@pytest.mark.parametrize("task", ["karel", "captions"])
+def test_a_task_that_needs_data_says_how_to_get_it(task: str, tmp_path: Path):
+    said = refusal("pretrain", task, "--out", tmp_path / "run")
+    assert f"the task {task} needs data" in said
+    assert "--data" in said
+    assert not (tmp_path / "run").exists()

@@ -113,7 +113,7 @@ CAPTIONS = TaskSpec(
     ModelSettings,
     scales=Path(__file__).parent / "scales",
     commands="corollout.tasks.captioning.commands",
-    data_help="prepare a data set with `corollout data captions`",
+    data_help="name a prepared folder by --data, or make one with `corollout data captions --out FOLDER`",
     export="corollout.tasks.captioning.export:export_captioner",
     check="corollout.tasks.captioning.dataset:check_data",
 )
