@@ -235,7 +235,8 @@ def _make_run_folder(directory: Path) -> None:
 
 def _probe_names(settings: FinetuneSettings) -> list[str]:
     """Estimators to probe, separated by semicolons: their options contain commas."""
-    names = settings.probes.split(";") if settings.probe_every else []
+    is_given = settings.probe_every or settings.probes != FinetuneSettings().probes
+    names = settings.probes.split(";") if is_given else []
     return [name.strip() for name in names if name.strip()]
 
 

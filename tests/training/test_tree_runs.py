@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
         (lambda: pretrain("captions", MODEL, tmp_path / "strange.tree"), "of another vocabulary"),
         (lambda: finetune(run, estimator="ars-5"), "ARS-5 needs a softmax head.*tree head: choose one of bt-arsm"),
         (lambda: finetune(softmax), "needs a tree head.*softmax head: choose one of arsm"),
-        (lambda: finetune(run, probes="rloo-8;arsm", probe_every=1), "ARSM needs a softmax head"),
+        (lambda: finetune(run, probes="rloo-8;arsm"), "ARSM needs a softmax head"),
         (lambda: finetune(softmax, estimator="auto", probes="bt-arsm"), "needs a tree head"),
         (lambda: finetune(run, probes="rloo-8; nothing-3"), "'nothing-3'"),
     ]:
