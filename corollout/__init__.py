@@ -1,5 +1,6 @@
 """corollout: unbiased, low-variance, token-level policy gradients for sequence generators."""
 
+from corollout import numba_cache as numba_cache  # isort: skip  # first: others compile functions
 from corollout import estimators, policies
 from corollout.data import Batch, Columns
 from corollout.errors import CorolloutError, InputError, Interrupted, PolicyError, RewardError

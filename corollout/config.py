@@ -22,8 +22,11 @@ import tomli_w
 
 from corollout.errors import InputError
 from corollout.files import read_text, write_file
+from corollout.text import quoted, shortened
 
 NONE = "none"
+_DEEPEST = 20  # levels of sections and lists in a file
+_LARGEST = 2**63  # TOML promises whole numbers of 64 bits
 T = TypeVar("T")
 
 
@@ -100,9 +103,9 @@ class Option:
             return text
 
     def _checked(self, raw: Any, whole: Any, where: str) -> Any:
-        if self.type is float and type(raw) is int:
-            raw = float(raw)
-        if type(raw) is not (str if self.type is Path else self.type) or raw != raw:
+        if self.type is float and type(raw) is int and abs(raw) < _LARGEST:
+            return self._checked(float(raw), whole, where)
+        if not self._fits(raw):
             raise InputError(f"{where} must be {self._expected()}, not {_as_toml(whole)}")
         if self.least is not None and raw < self.least:
             raise InputError(f"{where} must be at least {self.least}, not {_as_toml(raw)}")
@@ -110,7 +113,14 @@ class Option:
             raise InputError(f"{where} must be at most {self.most}, not {_as_toml(raw)}")
         if self.choices is not None and raw not in self.choices:
             raise InputError(f"{where} must be one of {', '.join(map(str, self.choices))}, not {_as_toml(raw)}")
-        return Path(raw) if self.type is Path else raw
+        return Path(str(raw)) if self.type is Path else raw
+
+    def _fits(self, raw: Any) -> bool:
+        if self.type is Path:
+            return type(raw) is str and "\0" not in raw
+        if self.type is int:
+            return type(raw) is int and abs(raw) < _LARGEST
+        return type(raw) is self.type and raw == raw  # unless it is NaN
 
     def _expected(self) -> str:
         one, many = {
@@ -169,10 +179,24 @@ def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file."""
+    text = read_text(path, "the settings ")
     try:
-        return tomllib.loads(read_text(path, "the settings "))
-    except tomllib.TOMLDecodeError as error:  # its message has the line and the column
-        raise InputError(f"the settings {path} are not valid TOML: {error}") from error
+        table = tomllib.loads(text)
+    except ValueError as error:  # its message has the line and the column
+        raise InputError(f"the settings {path} are not valid TOML: {shortened(str(error))}") from error
+    except RecursionError:
+        table = None
+    if table is None or _is_deep(table):
+        raise InputError(f"the settings {path} are nested more than {_DEEPEST} levels deep")
+    return table
+
+
+def _is_deep(table: Mapping[str, Any]) -> bool:
+    level: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        entries = (entry for one in level for entry in (one.values() if isinstance(one, dict) else one))
+        level = [entry for entry in entries if isinstance(entry, dict | list)]
+    return bool(level)
 
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
@@ -198,7 +222,7 @@ def _build(cls: type[T], table: Mapping[str, Any], base: Any, where: str, path: 
             close = difflib.get_close_matches(key, names, n=1)
             section = f" in section {'.'.join(path)}" if path else ""
             hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(names) or 'none'}"
-            raise InputError(f"{where}: unknown key {key!r}{section}; {hint}")
+            raise InputError(f"{where}: unknown key {quoted(key)}{section}; {hint}")
     values: dict[str, Any] = {}
     for name, field, type in fields:
         default = _default(field, base)
@@ -258,15 +282,16 @@ def _raw(value: Any) -> Any:
 
 
 def _as_toml(value: Any) -> str:
-    """A value as it would be in a file: true rather than True."""
+    """A value as it would be in a file, true rather than True, and not longer than fits a message."""
+    if isinstance(value, dict):
+        return "a section"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
-        if isinstance(value, dict):
-            return "a section"
-        return " ".join(tomli_w.dumps({"v": value}).removeprefix("v = ").split())  # lists stand on several lines
+        text = tomli_w.dumps({"v": value}).removeprefix("v = ")
+        return shortened(" ".join(text.split()))  # lists stand on several lines
     except (TypeError, ValueError):
-        return repr(value)
+        return f"a value of the type {type(value).__name__}"
 
 
 def import_object(path: str, default: str = "") -> Any:
@@ -275,13 +300,15 @@ def import_object(path: str, default: str = "") -> Any:
     Modules in the working directory can be imported, too.
     """
     module_name, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise InputError(f"{quoted(path)} is not an import path: write package.module or package.module:NAME")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise InputError(f"cannot import {module_name!r} (of {path!r}): {error}") from error
+        raise InputError(f"cannot import {quoted(module_name)} (of {quoted(path)}): {shortened(str(error))}") from error
     try:
         return getattr(module, name or default)
     except AttributeError:
-        raise InputError(f"the module {module_name!r} has no {name or default!r}") from None
+        raise InputError(f"the module {quoted(module_name)} has no {quoted(name or default)}") from None

@@ -1,7 +1,10 @@
 """Data sets: named columns of equal length, one of which, ``context``, is what the policy encodes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -9,7 +12,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.files import digest_of, tensor_bytes
 from corollout.noise import ORDER, Noise
+from corollout.text import quoted, shortened
 
 Device = torch.device | str
 Index = Int64[Tensor, " context"]
@@ -85,6 +90,11 @@ class Columns:
         columns = {name: _part(column, positions, device) for name, column in self.columns.items()}
         return Batch(self.ids[positions].to(device), columns)
 
+    def digest(self) -> str:
+        """A digest of everything; of entries that are neither tensors, numbers nor text only the number counts."""
+        columns = [("ids", self.ids), *sorted(self.columns.items())]
+        return digest_of(chain.from_iterable(_bytes(name, column) for name, column in columns))
+
     def epoch(self, batch_size: int, noise: Noise, device: Device = "cpu", skip: int = 0) -> Iterator[Batch]:
         """All examples once in a random order, without the first ``skip`` batches; the last batch may be smaller."""
         for index in shuffled(self.ids, noise).split(batch_size)[skip:]:
@@ -130,6 +140,30 @@ def _part(column: Any, index: Index, device: Device) -> Any:
     if isinstance(column, Gathered):
         return column.gather(index).to(device)
     return [column[i] for i in index.tolist()]
+
+
+def _bytes(name: str, column: Any) -> Iterator[bytes]:
+    yield json.dumps([name, len(column)]).encode()
+    if isinstance(column, Tensor):
+        parts: Iterable[Tensor] = [column]
+    elif isinstance(column, Gathered):
+        parts = (column.gather(index) for index in torch.arange(len(column)).split(1024))
+    else:
+        with suppress(TypeError, ValueError):
+            yield json.dumps(list(column)).encode()
+        return
+    for part in parts:
+        yield json.dumps([str(part.dtype), list(part.shape)]).encode()
+        yield tensor_bytes(part)
+
+
+def check_device(device: Any) -> None:
+    """Raise an error unless tensors can be computed on a device."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, TypeError) as error:  # PyTorch raises all of these
+        reason = shortened(str(error).splitlines()[0]) if str(error) else "it is not available"
+        raise InputError(f"cannot compute on the device {quoted(device)}: {reason}") from error
 
 
 def shuffled(ids: Int64[Tensor, " example"], noise: Noise) -> Int64[Tensor, " example"]:

@@ -1,14 +1,16 @@
-"""Files and folders: atomic writes, errors in one sentence, and files of weights that are never pickled."""
+"""Files: atomic writes, errors in one sentence, and weights that are verified and never pickled."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
-import shutil
-import tempfile
+import re
+import secrets
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors.torch
 import torch
@@ -16,8 +18,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.json_text import decode_json
 
 TEMPORARY = ".temporary-"  # prefix of files that are not complete yet
+_LEFTOVER = re.compile(re.escape(TEMPORARY) + r".+\.[0-9a-f]{12}")
 
 
 @contextmanager
@@ -57,30 +61,133 @@ def read_lines(path: Path, what: str = "") -> list[str]:
 def read_json(path: Path, advice: str = "") -> Any:
     text = read_text(path)
     try:
-        return json.loads(text)
+        return decode_json(text)
     except (ValueError, RecursionError) as error:
         message = f"cannot read {path}: it is not valid JSON ({error})"
         raise InputError(f"{message}; {advice}" if advice else message) from error
 
 
-def write_file(path: Path, content: bytes | str, advice: str = "", what: str = "") -> None:
-    """Replace a file atomically: a reader sees either all of the old one or all of the new one."""
-    with os_errors(f"write {what}{path}", advice):
-        replace_file(path, content.encode() if isinstance(content, str) else content)
+def check_entries(content: Any, where: object, advice: str = "", **types: type | tuple[type, ...]) -> dict[str, Any]:
+    """The content of a JSON file, which must be an object with at least these entries, of these types."""
+    if not isinstance(content, dict):
+        raise InputError(f"{where} is damaged: it is not a JSON object{advice and '; '}{advice}")
+    for name, type in types.items():
+        value = content.get(name, ...)
+        if not isinstance(value, type) or value != value:
+            raise InputError(f"{where} is damaged: its entry {name!r} is missing or wrong{advice and '; '}{advice}")
+    return content
 
 
-def write_json(path: Path, content: Any, advice: str = "", indent: int | None = 2) -> None:
+def write_file(path: Path, content: bytes | str, advice: str = "", what: str = "", *, new: bool = False) -> None:
+    """Replace a file atomically: a reader sees either all of the old one or all of the new one.
+
+    With ``new`` there must be no such file, also if another process makes one at the same time.
+    """
+    try:
+        data = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:  # such as the name of a file that is not UTF-8
+        wrong = error.object[max(0, error.start - 20) : error.end + 20]
+        raise InputError(f"cannot write {what}{path}: {wrong!r} in it is not valid Unicode") from error
+    with os_errors(f"write {what}{path}", advice), atomic_file(path, new=new) as file:
+        file.write(data)
+
+
+def write_json(path: Path, content: Any, advice: str = "", indent: int | None = 2, *, new: bool = False) -> None:
     separators = (",", ":") if indent is None else None
     text = json.dumps(content, indent=indent, ensure_ascii=False, separators=separators)
-    write_file(path, text + "\n", advice)
+    write_file(path, text + "\n", advice, new=new)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """:func:`write_file`, but with an ``OSError`` for errors."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}")
-    write_synced(temporary, data)
-    temporary.replace(path)
-    sync_folder(path.parent)
+def require_new_file(path: Path, flag: str = "--out") -> None:
+    """Raise an error if a file exists that a command would have to overwrite."""
+    if path.parent.is_dir():
+        remove_leftovers(path.parent, path.name)  # of a process that was killed after it had written the file
+    if os.path.lexists(path):
+        raise InputError(f"{path} exists, and nothing is overwritten: choose another file with {flag}, or remove it")
+
+
+@contextmanager
+def atomic_file(path: Path, *, new: bool = False) -> Generator[IO[bytes], None, None]:
+    """A file to write to, which becomes ``path`` when all is written and on the disk, or disappears.
+
+    Its name is unique, and its writer holds a lock on it: one that nobody holds was left by a process that was killed,
+    and is removed by the next writer of ``path``.
+    """
+    remove_leftovers(path.parent, path.name)
+    temporary, file = _locked_temporary(path)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            (_place_new if new else os.replace)(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    force_to_disk(path.parent)
+
+
+def temporary_name(name: str) -> str:
+    """A name that no other process uses, for something that will be called ``name``."""
+    return f"{TEMPORARY}{name[:100]}.{secrets.token_hex(6)}"
+
+
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Remove what killed processes have left of a file of this name."""
+    prefix = f"{TEMPORARY}{name[:100]}."
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix) and is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
+                remove_unheld(Path(entry.path))
+
+
+def is_temporary(name: str) -> bool:
+    return _LEFTOVER.fullmatch(name) is not None
+
+
+def remove_unheld(path: Path) -> None:
+    """Remove a temporary file if it can be, unless the process that writes it is alive."""
+    with suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+
+
+def _locked_temporary(path: Path) -> tuple[Path, IO[bytes]]:
+    while True:
+        temporary = path.with_name(temporary_name(path.name))
+        file = temporary.open("xb")
+        if hold(file.fileno(), temporary):
+            return temporary, file
+        file.close()
+
+
+def hold(handle: int, temporary: Path) -> bool:
+    """Lock what was just created; false if another process took it for a leftover before it was locked."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # that process is about to remove it
+        return False
+    except OSError:  # a file system without locks: leftovers then stay
+        pass
+    return leads_to(temporary, handle)
+
+
+def leads_to(path: Path, handle: int) -> bool:
+    """Whether a path still leads to what was opened there, which another process may have removed or replaced."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.rename(temporary, path)
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -91,46 +198,13 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Force a folder's entries to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def force_to_disk(path: Path) -> None:
+    """Force a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def make_folder(folder: Path, advice: str = "") -> None:
-    with os_errors(f"create the folder {folder}", advice):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def is_empty(folder: Path, advice: str = "") -> bool:
-    """Whether a folder is empty or does not exist."""
-    with os_errors(f"use the folder {folder}", advice):
-        return not folder.exists() or not any(folder.iterdir())
-
-
-def require_empty(folder: Path, advice: str = "choose another with --out") -> None:
-    """Raise an error unless a folder for new output is empty."""
-    if not is_empty(folder, advice):
-        raise InputError(f"{folder} is not empty: {advice}")
-
-
-@contextmanager
-def new_folder(folder: Path) -> Generator[Path, None, None]:
-    """A temporary folder to write to, renamed to ``folder`` when all is written, or removed if anything fails."""
-    require_empty(folder)
-    make_folder(folder.parent, "choose another with --out")
-    with os_errors(f"use the folder {folder}", "choose another with --out"):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with os_errors(f"write the folder {folder}"):
-            yield temporary
-            temporary.chmod(0o755)
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def file_digest(path: Path) -> str:
@@ -149,16 +223,23 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     write_file(path, _with_sorted_metadata(data), what="the weights ")
 
 
-def read_weights(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a file of weights. A file without our digest, made elsewhere, is not verified."""
+def read_weights(
+    path: Path, device: torch.device | str = "cpu", *, foreign: bool = False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file of weights, verified by its digest.
+
+    A ``foreign`` file may have been made elsewhere, without a digest.
+    """
     data = read_bytes(path, "the weights ")
     try:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     except (SafetensorError, ValueError, KeyError) as error:
         raise InputError(f"{path} is damaged or not a safetensors file ({error}); write it again") from error
-    meta: dict[str, str] = header.get("__metadata__", {})
+    meta: dict[str, str] = header.get("__metadata__") or {}
     digest = meta.pop(_DIGEST, None)
+    if digest is None and not foreign:
+        raise InputError(f"{path} is damaged or was made elsewhere (it has no digest); write it again")
     if digest is not None and digest != _weights_digest(tensors, meta):
         raise InputError(f"{path} is damaged (its content does not match its digest); write it again")
     return {name: tensor.to(device) for name, tensor in tensors.items()}, meta
@@ -170,6 +251,11 @@ def dense_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The values of a tensor, for a digest."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
@@ -186,7 +272,7 @@ def _weights_digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> s
         yield json.dumps(sorted(meta.items())).encode()
         for name, tensor in sorted(tensors.items()):
             yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
-            yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+            yield tensor_bytes(tensor)
 
     return digest_of(parts())
 

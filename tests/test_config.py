@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,13 @@ def test_a_table_is_complete_and_missing_entries_have_their_defaults():
         ({"temperatures": 1.0}, "a.toml: temperatures must be a list of numbers, not 1.0"),
         ({"temperatures": [1.0, "x"]}, "a.toml: temperatures must be a list of numbers, not ["),
         ({"temperatures": [1.0, -1.0]}, "a.toml: temperatures must be at least 0, not -1.0"),
+        ({"updates": 2**63}, 'a.toml: updates must be a whole number or "none", not 9223372036854775808'),
+        ({"updates": 10**4000}, 'a.toml: updates must be a whole number or "none", not 1000'),
+        ({"rate": -(10**4000)}, "a.toml: rate must be a number, not -1000"),
+        ({"rate": date(2026, 1, 2)}, "a.toml: rate must be a number, not 2026-01-02"),
+        ({"data": "a\0b"}, 'a.toml: data must be a path, not "a\\u0000b"'),
+        ({"name": ["x" * 10**6]}, 'a.toml: name must be text, not [ "xxx'),
+        ({"y" * 10**6: 1}, "a.toml: unknown key 'yyy"),
         ({"files": [1]}, 'a.toml: files must be a list of paths or "none", not ['),
     ],
 )
@@ -106,6 +114,7 @@ def test_a_mistake_is_explained(table: dict[str, Any], message: str):
     with pytest.raises(InputError) as caught:
         from_table(Settings, table, "a.toml")
     assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 400
 
 
 def test_settings_are_checked_when_they_are_written():
@@ -158,3 +167,26 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path):
         write_toml(tmp_path / "no" / "folder", {})
     with pytest.raises(InputError, match="cannot be written as TOML"):
         toml_text({"a": None})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"a = {'9' * 5000}", "are not valid TOML"),
+        (f"a = {'[' * 10**5}", "are nested more than 20 levels deep"),
+        (f"a = {'[' * 30}{']' * 30}", "are nested more than 20 levels deep"),
+        (f"{'.'.join('a' * 5000)} = 1", "are nested more than 20 levels deep"),
+        (f"a = 2026-13-45{'x' * 10**5}", "are not valid TOML"),
+    ],
+)
+def test_files_that_would_overwhelm_a_reader(tmp_path: Path, text: str, message: str):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        read_toml(tmp_path / "a.toml")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_name_that_is_not_utf_8_cannot_be_written(tmp_path: Path):
+    with pytest.raises(InputError, match=r"'.*caf\\udce9.*' in it is not valid Unicode"):
+        write_toml(tmp_path / "a.toml", {"data": "caf\udce9"})
+    assert not list(tmp_path.iterdir())

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, import_object, switch
 from corollout.errors import InputError
 from corollout.tasks.task import find_task, task_names
@@ -20,7 +19,7 @@ class CheckSettings:
 
 def check(settings: CheckSettings) -> None:
     """Read data and verify it: Karel programs are run on their worlds, prepared captions are compared with digests."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     checks = [import_object(path) for name in task_names() if (path := find_task(name).check)]
     failures = 0
     for path in settings.paths:
@@ -28,7 +27,7 @@ def check(settings: CheckSettings) -> None:
         result = next(filter(None, (check(path, settings.skip_bad) for check in checks)), None)
         if result is None:
             raise InputError(f"{path} is not data of any known task: {', '.join(task_names())}")
-        console.print("\n".join(result.lines), markup=False)
+        console.print("\n".join(result.lines))
         failures += result.failures
     if failures:
         raise InputError(f"{failures:,} examples are wrong")

@@ -1,15 +1,16 @@
 """``corollout compare``: runs side by side, in the terminal and as a report."""
 
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
-from rich.console import Console
-
 from corollout.cli.tables import plain_table
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, option
-from corollout.reports.comparison import KIND, comparison_report, group_runs
+from corollout.folders import is_empty, new_folder, require_empty
+from corollout.reports.comparison import comparison_report, group_runs
 from corollout.reports.curves import Axis
-from corollout.reports.report import check_report_folder, is_report, open_report
+from corollout.reports.report import PAGE, is_report, open_report
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Comparing:
     """The settings of ``compare``."""
 
     runs: tuple[Path, ...] = argument("Run directories; or one folder with a report, which is shown again.")
-    out: Path | None = option(None, "Folder for the report. [default: comparison, or that of the report]")
+    out: Path | None = option(None, "Folder for the report; new or empty. [default: comparison, or that of the report]")
     by: Axis = option("seconds", "Axis of the training curves.")
     labels: tuple[str, ...] = option(
         (), "A name for each run; runs with the same name are seeds of one method. [default: by estimator]"
@@ -30,18 +31,27 @@ def compare(settings: Comparing) -> None:
     Runs that differ only in their seed and their start are seeds of one method. Given the folder of a report instead,
     its tables are printed and its page is written again.
     """
-    if len(settings.runs) == 1 and is_report(settings.runs[0]):
+    is_made = len(settings.runs) == 1 and is_report(settings.runs[0])
+    if is_made:
         report, out = open_report(settings.runs[0]), settings.out or settings.runs[0]
-        check_report_folder(out, report.kind)
-        page = report.write_page(out)
     else:
-        out = settings.out or Path("comparison")
-        check_report_folder(out, KIND)
+        out = settings.out or _unused(Path("comparison"))
+        require_empty(out)
         report = comparison_report(group_runs(settings.runs, settings.labels or None), out, settings.by)
-        page = report.write(out)
-    console = Console(highlight=False)
+    if is_made and settings.out is None:
+        report.add_page(out)
+    else:
+        with new_folder(out, PAGE) as folder:
+            report.write(folder)
+    console = Terminal()
     for table in report.tables:
         console.print(plain_table(table.title, table.header, table.rows))
         for note in table.notes:
-            console.print(note, style="dim", markup=False)
-    console.print(f"Report: {page}", soft_wrap=True)
+            console.print(note, style="dim")
+    console.print(f"Report: {out / PAGE}", soft_wrap=True)
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or if it is not empty FOLDER-2, FOLDER-3, …."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(each for each in chain([folder], numbered) if is_empty(each))

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from corollout.cli.progress import show_events
 from corollout.cli.reproduce import print_report
+from corollout.cli.terminal import Terminal
 from corollout.experiments.demo import INTRODUCTION, DemoSettings, demo_sweep, run_demo
 
 
 def demo(settings: DemoSettings) -> None:
     """Generate Karel tasks, pre-train a small model, fine-tune it by four estimators at equal cost, and compare."""
-    Console(highlight=False).print(INTRODUCTION)
+    Terminal().print(INTRODUCTION)
     sweep = demo_sweep(settings, Path())
     with show_events(title="demo", total=sweep.weight, metric=sweep.spec.metric) as on_event:
         report, page = run_demo(settings, on_event)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from corollout.cli.tables import evaluation_table
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, option, switch
+from corollout.errors import InputError
 from corollout.training.run_weights import WEIGHTS_HELP
 from corollout.training.start import evaluate_run, save_evaluation
 
@@ -27,11 +28,14 @@ class Evaluating:
 def evaluate(settings: Evaluating) -> None:
     """Compute all metrics of a run's task, with 95 % intervals: for greedy decoding, and for a beam.
 
-    The numbers are also written to evaluation-SPLIT.json in the run's directory.
+    The numbers are also written to evaluation-SPLIT.json in the run's directory, if it can be written.
     """
     task, result = evaluate_run(settings.run, settings.split, settings.beam, settings.weights)
-    save_evaluation(settings.run, settings.split, settings.weights, result)
     if settings.json:
         typer.echo(json.dumps(result.numbers()))
     else:
-        Console().print(evaluation_table(result, settings.split, task.metric))
+        Terminal().print(evaluation_table(result, settings.split, task.metric))
+    try:
+        save_evaluation(settings.run, settings.split, settings.weights, result)
+    except InputError as error:  # the run may be somebody else's, and the numbers have been printed
+        Terminal(stderr=True, soft_wrap=True).print(f"warning: the numbers are not saved: {error}")

@@ -4,9 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from corollout.cli.tables import plain_table
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, option, required
 from corollout.export import RUNTIME, export_run
 from corollout.training.run_weights import WEIGHTS_HELP
@@ -17,7 +16,7 @@ class ExportSettings:
     """The settings of ``export``."""
 
     run: Path = argument("Directory of a run.")
-    out: Path = required("Folder to write; an earlier export in it is replaced.")
+    out: Path = required("Folder to write; new or empty.")
     weights: str = option("best", WEIGHTS_HELP)
 
 
@@ -28,7 +27,7 @@ def export(settings: ExportSettings) -> None:
     after = "" if update is None else f", after update {update:,}"
     source = f"{settings.out}: {model['kind']} of {settings.run} ({settings.weights} weights{after})"
     sizes = ", ".join(f"{name} {size:,}" for name, size in model["sizes"].items())
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{source}\n  {sizes}", markup=False)
+    console = Terminal(soft_wrap=True)
+    console.print(f"{source}\n  {sizes}")
     console.print(plain_table("", ["file", "bytes"], [[name, f"{size:,}"] for name, size in written.sizes.items()]))
-    console.print(f"How to use it: python {shlex.quote(str(settings.out / RUNTIME))} --help", markup=False)
+    console.print(f"How to use it: python {shlex.quote(str(settings.out / RUNTIME))} --help")

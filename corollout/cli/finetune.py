@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rich.console import Console
-
 from corollout.cli.progress import show_events
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, from_table, merge, option, read_toml, required, switch
 from corollout.errors import InputError, Interrupted
 from corollout.tasks.task import find_task
-from corollout.training.runs import Run
-from corollout.training.settings import FinetuneSettings, MachineSettings
+from corollout.training.runs import CONFIG, Run
+from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import create_finetuning, resume_run
+
+ACCEPT_CHANGES = "With --resume: continue although the data, the tree or the reward has changed since the run began."
 
 
 def resumes(flags: Mapping[str, Any]) -> bool:
     """Whether a run is resumed; then flags that would change its settings are an error."""
-    if flags.get("resume") and (others := set(flags) - {"out", "resume", "run"}):
+    if flags.get("resume") and (others := set(flags) - {"out", "resume", "run", "accept_changes"}):
         raise InputError(f"a resumed run keeps its settings: leave out {', '.join(sorted(others))}")
+    if flags.get("accept_changes") and not flags.get("resume"):
+        raise InputError("--accept-changes is for runs that are resumed: leave it out, or add --resume")
     return bool(flags.get("resume"))
 
 
@@ -41,22 +44,26 @@ def settings_layers(cls: type, scale: Mapping[str, Any], flags: Mapping[str, Any
     return layers
 
 
-def train(directory: Path, command: str) -> None:
+def train(directory: Path, command: str, accept_changes: bool = False) -> None:
     """Train a run to its end, from its newest checkpoint if it has one; ``command`` resumes it."""
-    config = Run.open(directory).config
-    metric = find_task(config.get("task")).metric
-    title, unit, total = "pre-training", "epochs", config.get("pretrain", {}).get("epochs")
-    if config.get("kind") == "finetune":
-        title, unit, total = (config["finetune"].get(name) for name in ("estimator", "unit", "budget"))
+    run = Run.open(directory)
+    metric = find_task(run.config.get("task")).metric
+    title, unit, config = "pre-training", "epochs", str(directory / CONFIG)
+    if run.config.get("kind") == "finetune":
+        finetuning = from_table(FinetuneSettings, run.section("finetune"), config)
+        title, unit, total = finetuning.estimator, finetuning.unit, finetuning.budget
+    else:
+        total = from_table(PretrainSettings, run.section("pretrain"), config).epochs
     try:
         with show_events(None, title, total, unit, metric) as on_event:
-            summary = resume_run(directory, on_event)
-    except Interrupted as error:
-        raise Interrupted(f"{error}. Continue with: {command} --resume --out {shlex.quote(str(directory))}") from error
+            summary = resume_run(directory, on_event, accept_changes)
+    except (Interrupted, KeyboardInterrupt) as error:
+        again = f"Continue with: {command} --resume --out {shlex.quote(str(directory))}"
+        raise Interrupted(f"{error}. {again}" if isinstance(error, Interrupted) else f"Stopped. {again}") from None
     best = metric.text(summary[f"best_{metric.key}"])
     updates = f"after {summary['best_update']:,} of {summary['updates']:,} updates"
     text = f"Best on the validation data: {best}, {updates}. Weights: {directory / 'best.safetensors'}"
-    Console().print(text, highlight=False, soft_wrap=True)
+    Terminal().print(text, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Finetuning:
     data: Path | None = option(None, "Folder of other data than the run's.")
     config: Path | None = option(None, "TOML file with settings; flags win over it.", metavar="<file>")
     resume: bool = switch("Continue the run in --out.")
+    accept_changes: bool = switch(ACCEPT_CHANGES)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
 
@@ -87,4 +95,4 @@ def finetune(settings: Finetuning) -> None:
     if not settings.resume:
         assert settings.run is not None
         create_finetuning(settings.out, settings.run, settings.finetune, settings.machine, settings.data)
-    train(settings.out, "corollout finetune")
+    train(settings.out, "corollout finetune", settings.accept_changes)

@@ -3,15 +3,15 @@
 import json
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 
+from corollout.cli.terminal import Terminal
 from corollout.inspection.generate import GenerateSettings, generate_sequences
 
 
 def generate(settings: GenerateSettings) -> None:
     """Generate sequences for examples: greedily, by beam search, or by sampling."""
-    console = Console(highlight=False)
+    console = Terminal()
     for generated in generate_sequences(settings):
         if settings.json:
             for record in generated.records():

@@ -1,10 +1,10 @@
 """``corollout lab``: gradient estimators side by side at the weights of a run."""
 
-from rich.console import Console
 from rich.text import Text
 
 from corollout.cli.progress import show_events
 from corollout.cli.tables import plain_table
+from corollout.cli.terminal import Terminal
 from corollout.errors import Interrupted
 from corollout.lab.on_run import LabSettings, lab_of_run
 from corollout.lab.report import lab_tables, write_lab
@@ -20,12 +20,12 @@ def lab(settings: LabSettings) -> None:
         kept = f"measurements are kept in {settings.folder}, and the same command continues"
         raise Interrupted(f"Stopped; {kept}.") from None
     page = write_lab(result)
-    console = Console(highlight=False)
+    console = Terminal()
     for point in result.points:
         console.rule(Text(f"{result.run}, {point.name}", "bold"), align="left")
         for table in map(narrow, lab_tables(point.lab)):
             console.print(plain_table(table.title, table.header, table.rows))
         console.print(ratio_chart(point.lab))
-        console.print(point.lab.advice, markup=False)
+        console.print(point.lab.advice)
         console.print()
     console.print(f"Report: {page}", soft_wrap=True)

@@ -6,6 +6,8 @@ A command is a function of one settings class, whose fields are its options and 
 import ast
 import dataclasses
 import inspect
+import io
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -13,16 +15,21 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import corollout
+from corollout.cli.terminal import Terminal
 from corollout.config import Option, from_table, import_object, merge, options_of
 from corollout.errors import CorolloutError, InputError, Interrupted
+from corollout.signals import end_at_once, exit_code, interrupting_stops
 from corollout.tasks.task import find_task, task_names
+from corollout.text import shortened
 
 # A function of one settings class, a group, or the import path of either.
 Target = Callable[..., Any] | TyperGroup | str
+# The base of all errors of typer, which does not export it.
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_LONGEST_ERROR = 4000  # characters
 
 
 class LazyGroup(TyperGroup):
@@ -122,7 +129,10 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
             text = ",".join(value) if isinstance(value, list) else value
             label = option.name.upper() if option.positional else _flags(option)[0]
             section[option.name] = text if option.type is bool else option.parse(text, label)
-        function(from_table(cls, merge(*(layers(flags) if layers else ()), flags), "the settings"))
+        try:
+            function(from_table(cls, merge(*(layers(flags) if layers else ()), flags), "the settings"))
+        except KeyboardInterrupt:
+            raise Interrupted("Stopped; what is complete is kept. Run the same command again.") from None
 
     run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -191,7 +201,8 @@ def all_commands() -> dict[str, Target]:
             if module := find_task(name).commands:
                 commands |= import_object(module, "COMMANDS")
         except InputError as error:  # a broken task of another package must not take all commands with it
-            typer.echo(f"warning: the commands of the task {name} are missing: {error}", err=True)
+            missing = f"warning: the commands of the task {name} are missing: {error}"
+            Terminal(stderr=True).print(missing, soft_wrap=True)
     return {**COMMANDS, **{name: target for name, target in commands.items() if name not in COMMANDS}}
 
 
@@ -242,12 +253,45 @@ def options(
 
 def app() -> None:
     """Run the command line; an error is one sentence and a non-zero exit code."""
-    console = Console(stderr=True, highlight=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    with interrupting_stops():
+        code = _run()
+        if code > 128:
+            end_at_once()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command line and report errors; the exit code."""
     try:
-        cli()
+        code = cli(standalone_mode=False) or 0
+        if code == 128 + signal.SIGINT:  # typer's answer to KeyboardInterrupt, whatever the signal was
+            raise Interrupted("Stopped before anything was done. Run the same command again.")
+        return code
     except Interrupted as error:
-        console.print(str(error), markup=False, soft_wrap=True)
-        sys.exit(130)
+        _print_error(str(error))
+        return exit_code()
     except CorolloutError as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(1)
+        _print_error(f"error: {error}")
+    except OSError as error:  # a path that the system refuses: too long, or not for us to look at
+        if error.filename is None:
+            raise
+        _print_error(f"error: cannot use {shortened(str(error.filename))}: {error.strerror}")
+    except (MemoryError, RuntimeError) as error:  # PyTorch raises either
+        if not (
+            isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
+        ):
+            raise
+        _print_error("error: there is not enough memory: choose smaller sizes")
+    except _UsageError as error:
+        text = io.StringIO()
+        error.show(text)
+        _print_error(text.getvalue().rstrip("\n"))
+        return error.exit_code
+    return 1
+
+
+def _print_error(message: str) -> None:
+    Terminal(stderr=True, soft_wrap=True).print(shortened(message, _LONGEST_ERROR))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from corollout.cli.finetune import resumes, settings_layers, train
+from corollout.cli.finetune import ACCEPT_CHANGES, resumes, settings_layers, train
 from corollout.cli.main import LazyGroup, Target
 from corollout.config import option, required, switch
 from corollout.errors import InputError
@@ -25,6 +25,7 @@ class Pretraining:
     config: Path | None = option(None, "TOML file with settings; flags win over it.", metavar="<file>")
     tree: Path | None = option(None, "File of `corollout tree build`: the model's head walks down this tree.")
     resume: bool = switch("Continue the run in --out.")
+    accept_changes: bool = switch(ACCEPT_CHANGES)
 
     spec: ClassVar[TaskSpec]
 
@@ -50,7 +51,7 @@ def pretrain_command(task: str) -> Callable[[Any], None]:
         s = settings
         if not s.resume:
             create_pretraining(s.out, task, s.data, s.model, s.pretrain, s.machine, s.scale or "small", s.tree)
-        train(s.out, f"corollout pretrain {task}")
+        train(s.out, f"corollout pretrain {task}", s.accept_changes)
 
     pretrain.__annotations__["settings"] = cls
     pretrain.__doc__ = (

@@ -6,10 +6,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from corollout.cli.terminal import Terminal
 from corollout.events import Callback, Event
 from corollout.tasks.task import Metric
 
@@ -18,7 +18,7 @@ PLAIN_SECONDS = 10.0  # between lines where stderr is not a terminal
 
 @contextmanager
 def show_events(
-    console: Console | None = None,
+    console: Terminal | None = None,
     title: str = "",
     total: float | int | None = None,
     unit: str = "parts",
@@ -30,14 +30,14 @@ def show_events(
     loss or reward, rollouts and metric are shown beside it; or "parts", of which finished ones become lines. A part
     counts 1, or its ``weight`` if the events have one; one whose first event says that it is done was done before.
     """
-    display = _Display(console or Console(stderr=True, highlight=False), title, total, unit, metric)
+    display = _Display(console or Terminal(stderr=True), title, total, unit, metric)
     with display.bars:
         yield display.show
         display.finish()
 
 
 class _Display:
-    def __init__(self, console: Console, title: str, total: float | int | None, unit: str, metric: Metric | None):
+    def __init__(self, console: Terminal, title: str, total: float | int | None, unit: str, metric: Metric | None):
         self._unit, self._total, self._metric = unit, total, metric
         self._lines = not console.is_terminal
         note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -82,7 +82,7 @@ class _Display:
 
     def print(self, text: str) -> None:
         self._printed = time.monotonic()
-        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.bars.console.print(text, soft_wrap=True)
 
     def _show_run(self, bar: TaskID, record: Mapping[str, Any]) -> None:
         key = {"updates": "update"}.get(self._unit, self._unit)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from corollout.cli.main import LazyGroup
 from corollout.cli.progress import show_events
 from corollout.cli.tables import plain_table
+from corollout.cli.terminal import Terminal
 from corollout.experiments.registry import EXPERIMENTS, Experiment, find_experiment
 from corollout.reports.report import Report
 
@@ -29,8 +28,8 @@ def experiment_command(experiment: Experiment) -> Callable[[Any], None]:
 
 def print_report(report: Report, page: Path, most: int | None = None) -> None:
     """Print the lead and the tables of a report, or the first ones, and the path of its page."""
-    console = Console(highlight=False)
-    console.print(report.lead, markup=False)
+    console = Terminal()
+    console.print(report.lead)
     for table in report.tables[:most]:
         console.print(plain_table(table.title, table.header, table.rows))
     console.print(f"Report: {page}", soft_wrap=True)

@@ -1,59 +1,78 @@
 """Baselines that other contexts choose.
 
 The sequences s of a context have weights w_s, rewards r_s and baselines m_s: the mean reward of the context's other
-sequences, or the baseline of a set drawn without replacement. For any constants α and β the gradient
-Σ_s w_s (r_s − α − β m_s) ∇ log p(s) is unbiased. There are two ways to choose them. Both look at other contexts only,
-so that α and β are constants for the context that uses them:
+sequences, or the baseline of a set drawn without replacement. For any constants α, γ and c the gradient
 
-shrunk    α + β m_s = c + β (m_s − c): c is the mean reward of the other contexts, and β predicts rewards best (James
-          and Stein): the share of the variance of m_s that is due to differences between contexts.
-fitted    the α and β with the shortest gradients, Σ_contexts ‖Σ_s w_s (r_s − α − β m_s) ∇ log p(s)‖² in the logits.
-          As the expectation does not depend on them, the variance is then least. Often this is not the best prediction
-          of the reward: likely sequences have short gradients and say little about what the others need.
+    Σ_s w_s (r_s − b_s) ∇ log p(s),    b_s = m_s + α + γ (m_s − c)
+
+is unbiased. All three come from other contexts, so that they are constants for the context that uses them; c is the
+mean reward there. A sequence that is alone in its context has no m_s; c takes its place, or 0 if there is no c.
+
+shrunk    α = 0, and 1 + γ predicts rewards best (James and Stein): the share of the variance of m_s that is due to
+          differences between contexts.
+fitted    the α and γ with the shortest gradients, Σ_contexts ‖Σ_s w_s (r_s − b_s) ∇ log p(s)‖² in the logits. As the
+          expectation does not depend on them, the variance is then least. Often this is not the best prediction of the
+          reward: likely sequences have short gradients and say little about what the others need.
+
+Both follow the rewards: rewards a r + b have a times the gradients. Nothing is computed as the difference of large
+numbers: sums of squares are kept about their own mean, and moved with it when contexts are added (Chan, Golub, LeVeque
+1983).
 
 The gradients of two sequences of a context overlap in the logits of their common prefix and of the step after it. The
 inner product at such a step is 1[a = b] − p_a − p_b + Σ p² for the tokens a and b.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from corollout.errors import InputError
 from corollout.types import Decisions, Trajectories
 
 _DECAY = 0.9  # the weight of earlier evidence after each batch
-_LEAST_RIDGE = 1e-9  # relative to the diagonal that it is added to
+_LEAST_RIDGE = 1e-6  # relative to the matrix that it is added to: more than the rounding of single precision
 _TINY = 1e-200  # dividing by smaller numbers would overflow
 
-
-@dataclass(frozen=True)
-class Evidence:
-    """Sums over contexts: the normal equations of the fit, the number of contexts, squared gradients and rewards."""
-
-    matrix: Float[Tensor, "variate variate"]
-    right: Float[Tensor, " variate"]
-    contexts: Float[Tensor, ""]
-    length: Float[Tensor, ""]
-    reward: Float[Tensor, ""]
-
-    def updated(self, new: "Evidence") -> "Evidence":
-        """The evidence after another batch."""
-        pairs = zip(vars(self).values(), vars(new).values(), strict=True)
-        return Evidence(*(_DECAY * old + added for old, added in pairs))
+_Sums = TypeVar("_Sums", bound="Moments")
 
 
 @dataclass(frozen=True)
-class Fit:
-    """The normal equations of each context for α and β − 1."""
+class Moments:
+    """Rewards: their weight, their mean c, and Σ w (r − c)²."""
 
-    variates: Float[Tensor, "context member variate"]  # w_s and w_s m_s
-    matrix: Float[Tensor, "context variate variate"]
-    right: Float[Tensor, "context variate"]
-    valid: Bool[Tensor, " context"]
-    length: Float[Tensor, " context"]  # ‖Σ_s w_s (r_s − m_s) ∇ log p(s)‖²
-    reward: Float[Tensor, " context"]  # Σ_s w_s r_s²
+    weight: Float[Tensor, "*context"]
+    mean: Float[Tensor, "*context"]
+    spread: Float[Tensor, "*context"]
+
+    def merged(self: _Sums, other: _Sums) -> _Sums:
+        """These rewards and others."""
+        weight = self.weight + other.weight
+        mean = self.mean + (other.mean - self.mean) * torch.where(weight > 0, other.weight / weight, 0.0)
+        return replace(_each(torch.add, self._about(mean), other._about(mean)), mean=mean)
+
+    def _about(self: _Sums, centre: Float[Tensor, "*context"]) -> _Sums:
+        """The same sums with another c."""
+        return replace(self, mean=centre, spread=self.spread + self.weight * (self.mean - centre) ** 2)
+
+    @property
+    def variance(self) -> Float[Tensor, "*context"]:
+        return torch.where(self.weight > 0, self.spread / self.weight, 0.0)
+
+
+@dataclass(frozen=True)
+class Evidence(Moments):
+    """What contexts say about the best baseline: their rewards, and the inner products of three gradients,
+
+        Σ_s w_s ∇ log p(s),    Σ_s w_s (m_s − c) ∇ log p(s),    Σ_s w_s (r_s − m_s) ∇ log p(s),
+
+    added up over contexts; for sequences that are alone in their contexts two, with 1 and r_s − c.
+    """
+
+    products: Float[Tensor, "*context gradient gradient"]
 
     @classmethod
     def from_rewards(
@@ -61,56 +80,111 @@ class Fit:
         weight: Float[Tensor, "context member"],
         reward: Float[Tensor, "context member"],
         baseline: Float[Tensor, "context member"],
-        products: Float[Tensor, "context member member"],
+        overlap: Float[Tensor, "context member member"],
         valid: Bool[Tensor, " context"],
-    ) -> "Fit":
-        """``baseline`` is m_s, ``products`` are the inner products of ∇ log p(s); only ``valid`` contexts count."""
-        variates = torch.stack([weight, weight * baseline], 2)
-        advantage = (weight * (reward - baseline))[:, :, None]
-        products = torch.where(valid[:, None, None], products, 0.0)
-        projected = products @ variates
-        return cls(
-            variates,
-            variates.mT @ projected,
-            (projected * advantage).sum(1),
-            valid,
-            (advantage * (products @ advantage)).sum((1, 2)),
-            torch.where(valid, (weight * reward**2).sum(1), 0.0),
-        )
+    ) -> "Evidence":
+        """The evidence of each context by itself; nothing if it is not ``valid``.
 
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(*(term.sum(0) for term in self._terms))
-
-    def correction(self, past: Evidence | None) -> Float[Tensor, "context member"]:
-        """What to subtract from each advantage: w_s (α + (β − 1) m_s), fitted to all other contexts and to the past.
-
-        This is Bayes' rule with β ~ N(1, 1), α ~ N(0, r²), and noise as large as the gradients.
+        ``baseline`` is m_s, and ``overlap`` are the inner products of ∇ log p(s).
         """
-        matrix, right, contexts, length, reward = (_sum_over_others(term) for term in self._terms)
-        if past is not None:
-            matrix, right, contexts = matrix + past.matrix, right + past.right, contexts + past.contexts
-            length, reward = length + past.length, reward + past.reward
-        ridge = torch.stack([length / reward, length / contexts], 1)
-        # With zero gradients the ridge is zero, and with equal rewards the variates are parallel: a least ridge keeps
-        # the system well conditioned. A variate that is zero everywhere gets no weight.
-        diagonal = matrix.diagonal(dim1=1, dim2=2)
-        ridge = torch.fmax(ridge, _LEAST_RIDGE * diagonal)
-        ridge = torch.where((diagonal > _TINY) & (ridge > _TINY), ridge, 1.0)
-        coefficients = torch.linalg.solve(matrix + torch.diag_embed(ridge), right)
-        return (self.variates @ coefficients[:, :, None]).squeeze(2)
+        weight = torch.where(valid[:, None], weight, 0.0)
+        first = reward[:, 0]
+        mean = first + (weight * (reward - first[:, None])).sum(1)  # weights add up to 1
+        about = reward - mean[:, None]
+        if reward.shape[1] == 1:
+            factors = [torch.ones_like(weight), about]
+        else:
+            factors = [torch.ones_like(weight), baseline - mean[:, None], reward - baseline]
+        gradients = weight[:, :, None] * torch.stack(factors, 2)
+        return cls(weight.sum(1), mean, (weight * about**2).sum(1), gradients.mT @ overlap @ gradients)
 
-    @property
-    def _terms(self) -> tuple[Tensor, ...]:
-        return self.matrix, self.right, self.valid.double(), self.length, self.reward
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], gradients: int) -> "Evidence":
+        """The evidence that a checkpoint holds, with the inner products of so many gradients."""
+        known = set(state) == {field.name for field in fields(cls)}
+        if not known or state["products"].shape != (gradients, gradients):
+            raise InputError(
+                "what the checkpoint knows about fitted baselines is from another version of corollout or another "
+                "estimator: start the training again, or continue it with what began it"
+            )
+        return cls(**state)
+
+    def updated(self, new: "Evidence") -> "Evidence":
+        """The evidence after another batch."""
+        old = replace(self, weight=_DECAY * self.weight, spread=_DECAY * self.spread, products=_DECAY * self.products)
+        return new.merged(old)
+
+    def coefficients(self) -> Float[Tensor, "*context 2"]:
+        """α and γ; γ is 0 if all sequences are alone in their contexts.
+
+        This is Bayes' rule with γ ~ N(0, 1), α ~ N(0, variance of the rewards), and noise as large as the gradients.
+        """
+        matrix, right = self.products[..., :-1, :-1], self.products[..., :-1, -1]
+        noise = torch.where(self.weight > 0, self.products[..., -1, -1] / self.weight, 0.0)
+        # In units of their prior deviations, so that both have the same ridge.
+        unit = torch.ones_like(right)
+        unit[..., 0] = self.variance.sqrt()
+        matrix, right = unit[..., :, None] * matrix * unit[..., None, :], unit * right
+        # With equal rewards or short gradients there is no noise, and gradients may be parallel: a least ridge keeps
+        # the system well conditioned. Gradients that are zero everywhere get no weight.
+        least = _LEAST_RIDGE * matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+        ridge = torch.maximum(noise, least)
+        ridge = torch.where(ridge > _TINY, ridge, 1.0)[..., None]
+        identity = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
+        solution = unit * torch.linalg.solve(matrix / ridge[..., None] + identity, right / ridge)
+        return torch.nn.functional.pad(solution, (0, 2 - solution.shape[-1]))
+
+    def _about(self, centre: Float[Tensor, "*context"]) -> "Evidence":
+        size = self.products.shape[-1]
+        move = torch.eye(size, dtype=centre.dtype, device=centre.device).repeat(*centre.shape, 1, 1)
+        move[..., 1, 0] = self.mean - centre
+        return replace(super()._about(centre), products=move @ self.products @ move.mT)
 
 
-def _sum_over_others(x: Tensor) -> Tensor:
-    """For each context the sum over all others, without subtracting large numbers."""
-    zero = torch.zeros_like(x[:1])
-    before = torch.cat([zero, x])[:-1].cumsum(0)
-    after = torch.cat([x, zero])[1:].flip(0).cumsum(0).flip(0)
-    return before + after
+def fitted_baseline(
+    contexts: Evidence, past: Evidence | None, baseline: Float[Tensor, "context member"]
+) -> Float[Tensor, "context member"]:
+    """Baselines m_s + α + γ (m_s − c), fitted for each context to all others and to the past."""
+    others = evidence_for_each(contexts, past)
+    alpha, gamma = others.coefficients()[:, :, None].unbind(1)
+    centre = others.mean[:, None]
+    own = baseline if baseline.shape[1] > 1 else centre
+    return own + alpha + gamma * (own - centre)
+
+
+def evidence_for_each(contexts: Evidence, past: Evidence | None) -> Evidence:
+    """What a context may use: the evidence of all others, and of the past."""
+    others = over_others(contexts)
+    return others if past is None else others.merged(_each(lambda x, like: x.expand_as(like), past, others))
+
+
+def over_all(contexts: _Sums) -> _Sums:
+    """The sums over all contexts."""
+    return _each(lambda x: x[-1], _running(contexts))
+
+
+def over_others(contexts: _Sums) -> _Sums:
+    """For each context the sums over all others: they do not depend on it, not even by rounding."""
+    before = _each(lambda x: x[:-1], _running(contexts))
+    after = _each(lambda x: x[:-1].flip(0), _running(_each(lambda x: x.flip(0), contexts)))
+    return before.merged(after)
+
+
+def _running(contexts: _Sums) -> _Sums:
+    """The sums over the first 0, 1, 2, … contexts, by doubling the number of those that are added."""
+    sums = _each(lambda x: torch.cat([x.new_zeros(1, *x.shape[1:]), x]), contexts)
+    reach = 1
+    while reach < len(sums.weight):
+        longer = _each(lambda x, n=reach: x[:-n], sums).merged(_each(lambda x, n=reach: x[n:], sums))
+        sums = _each(lambda x, y, n=reach: torch.cat([x[:n], y]), sums, longer)
+        reach *= 2
+    return sums
+
+
+def _each(change: Callable[..., Tensor], *sums: _Sums) -> _Sums:
+    """The same with each tensor changed."""
+    tensors = zip(*(vars(part).values() for part in sums), strict=True)
+    return type(sums[0])(*(change(*parts) for parts in tensors))
 
 
 def shrunk_baseline(
@@ -121,21 +195,19 @@ def shrunk_baseline(
     """Baselines m_s moved towards the mean reward of the other contexts, as far as their rewards suggest."""
     size = reward.shape[1]
     within = reward.var(1) if size > 1 else torch.zeros_like(reward[:, 0])
-    others = (valid.sum() - valid.long()).double()
-
-    def mean_of_others(x: Float[Tensor, " context"]) -> Float[Tensor, " context"]:
-        kept = torch.where(valid, x, 0.0)
-        return (kept.sum() - kept) / others.clamp(min=1)
-
-    centre, noise = mean_of_others(reward.mean(1)), mean_of_others(within)
-    spread = (mean_of_others(reward.mean(1) ** 2) - centre**2).clamp(min=0) * others / (others - 1).clamp(min=1)
+    mean = reward[:, 0] + (reward - reward[:, :1]).mean(1)
+    both = torch.stack([mean, within], 1)
+    others = over_others(Moments(valid.to(both.dtype)[:, None].expand_as(both), both, torch.zeros_like(both)))
+    count = others.weight[:, 0]
+    centre, noise = others.mean.unbind(1)
+    spread = others.spread[:, 0] / (count - 1).clamp(min=1)
     between = (spread - noise / size).clamp(min=0)
     # m_s is the mean of size − 1 noisy rewards; a single sequence has no others to take the mean of.
     keep = between / (between + noise / (size - 1)) if size > 1 else torch.zeros_like(centre)
     # One other context says nothing about the spread; where nothing varies, there is nothing to move.
-    keep = torch.where(others > 1, keep.nan_to_num(1.0), float(size > 1))
+    keep = torch.where(count > 1, keep.nan_to_num(1.0), float(size > 1))
     moved = centre[:, None] + keep[:, None] * (baseline - centre[:, None])
-    return torch.where(others[:, None] > 0, moved, baseline)
+    return torch.where(count[:, None] > 0, moved, baseline)
 
 
 def inner_products(
@@ -151,15 +223,25 @@ def inner_products(
         products = _softmax_products(trajectories, rows, same, logits)
     else:
         products = _tree_products(trajectories.decisions, rows, logits)
-    return torch.where(shared, products, 0.0).sum(-1).double()
+    return torch.where(shared, products.double(), 0.0).sum(-1)
 
 
 def _softmax_products(trajectories: Trajectories, rows: Tensor, same: Tensor, logits: Tensor) -> Tensor:
-    p = logits.softmax(-1)
-    tokens = torch.where(trajectories.mask, trajectories.tokens, 0)
-    chosen = p.gather(2, tokens[:, :, None]).squeeze(2)[rows]
-    square = torch.linalg.vector_norm(p, dim=-1)[rows] ** 2
-    return same.to(p.dtype) - chosen[:, :, None] - chosen[:, None] + square[:, :, None]
+    """1[a = b] − p_a − p_b + Σ p², as a sum of terms that are small where one token has nearly all of the probability:
+    (1 − p_a)² + Σ_{v≠a} p_v² if the tokens are the same, otherwise −p_a (1 − p_a) − p_b (1 − p_b) + Σ_{v≠a,b} p_v².
+    """
+    tokens = torch.where(trajectories.mask, trajectories.tokens, 0)[:, :, None]
+    others = logits.softmax(-1)
+    chosen = others.gather(2, tokens).squeeze(2)[rows].double()
+    others = others.scatter_(2, tokens, 0.0)
+    missing = others.sum(-1)[rows].double()  # 1 − p_a
+    square = torch.linalg.vector_norm(others, dim=-1)[rows].double() ** 2
+    cross = -chosen * missing
+    # The sum without both tokens is that without the likelier one, less the square of the other.
+    rest = torch.minimum(square[:, :, None], square[:, None])
+    rest = rest - torch.minimum(chosen[:, :, None], chosen[:, None]) ** 2
+    diagonal = missing**2 + square
+    return torch.where(same, diagonal[:, :, None], cross[:, :, None] + cross[:, None] + rest)
 
 
 def _tree_products(decisions: Decisions, rows: Tensor, logits: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ A new estimator is a subclass of :class:`Estimator`, usually a frozen dataclass 
 ``sampler`` and a ``plan``. Class attributes say everything else that the rest of the package knows about it.
 """
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from corollout.estimators.baselines import Evidence
 from corollout.estimators.budget import keep_probabilities, systematic_sample
 from corollout.estimators.plans import Logits, Plan, Rewards, SetPlan
 from corollout.noise import BUDGET, Noise, uniform
+from corollout.text import quoted
 from corollout.types import Branches, Sampler, Trajectories
 
 
@@ -95,7 +97,7 @@ class Estimator(ABC):
     def check_option(cls, option: str, value: Any) -> None:
         """Raise an error if a value has the wrong type for an option, or is not one of its choices."""
         if wanted := _mismatch(value, options_of(cls)[option]):
-            raise InputError(f"{cls.title or cls.__name__} needs {option} to be {wanted}, not {value!r}")
+            raise InputError(f"{cls.title or cls.__name__} needs {option} to be {wanted}, not {quoted(value)}")
 
     def check_options(self, **least: int) -> None:
         """Raise an error if an option is invalid, or less than ``least`` says."""
@@ -142,7 +144,8 @@ class FittedBaseline(Adaptive):
         return {} if self.past is None else dict(vars(self.past))
 
     def load_state_dict(self, state: dict[str, Tensor]) -> "FittedBaseline":
-        return replace(self, past=Evidence(**state) if state else None)
+        gradients = 2 if self.sampler.count == 1 else 3
+        return replace(self, past=Evidence.from_state(state, gradients) if state else None)
 
 
 @cache
@@ -256,6 +259,7 @@ class Branching(Estimator):
         return torch.cat([mains + copy * kept + branch for copy in range(self.completions)])
 
 
+_NUMBER = r"\d{1,9}"
 # Modules with estimators: every class in them that declares ``names`` is available by these names.
 _MODULES = ("ars", "binary", "score", "values", "sets", "pairs", "tree", "auto")
 
@@ -295,7 +299,7 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
         kind, number, listed = _import(name), None, class_options
     else:
         raise InputError(
-            f"there is no estimator {name!r}: choose one of {', '.join(estimator_names())}, some with a "
+            f"there is no estimator {quoted(name)}: choose one of {', '.join(estimator_names())}, some with a "
             "number, as in ars-20, "
             "or give the import path of your own, package.module:Class"
         )
@@ -314,7 +318,7 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
             raise InputError(f"{plain} was given both the number {number} and {taken}: leave one out")
         options[kind.number] = number
     if unknown := sorted(set(options) - set(options_of(kind))):
-        raise InputError(f"{plain} has no option {unknown[0]!r}; it has {', '.join(options_of(kind)) or 'none'}")
+        raise InputError(f"{plain} has no option {quoted(unknown[0])}; it has {', '.join(options_of(kind)) or 'none'}")
     for option, value in options.items():
         kind.check_option(option, value)
     return kind.from_name(plain, **options)
@@ -322,7 +326,7 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
 
 def _split_number(name: str) -> tuple[str, int | None]:
     """``ars-20`` is ``ars`` and 20."""
-    match = None if name in registered_estimators() else re.fullmatch(r"(.+?)-?(\d+)", name)
+    match = None if name in registered_estimators() else re.fullmatch(rf"(.+?)-?({_NUMBER})", name)
     return (match[1], int(match[2])) if match else (name, None)
 
 
@@ -339,14 +343,14 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         option, equals, value = (piece.strip() for piece in part.partition("="))
         if not (option and equals and value) or option in options:
-            raise InputError(f"options of {name} are written as in {name}:budget=2000,samples=2, not {text!r}")
+            raise InputError(f"options of {name} are written as in {name}:budget=2000,samples=2, not {quoted(text)}")
         options[option] = _parse_value(value)
     return options
 
 
 def _parse_value(text: str) -> Any:
-    if text.isdecimal():
+    if re.fullmatch(_NUMBER, text):
         return int(text)
-    if re.fullmatch(r"\d*\.\d+(e-?\d+)?", text):
+    if re.fullmatch(r"\d*\.\d+(e-?\d+)?", text) and math.isfinite(float(text)):
         return float(text)
     return {"true": True, "false": False}.get(text.lower(), text)

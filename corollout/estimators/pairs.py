@@ -34,6 +34,7 @@ from corollout.types import Trajectories
 _PROBABILITIES = 8  # ½ to 1, ¼ to ½, …
 _STEPS, _STEP_WIDTH = 8, 4  # the first four steps, the next four, …
 _DECAY = 0.9  # the weight of earlier differences after each batch
+_TINY = 1e-200  # what is left of squared differences after thousands of batches without any
 _PRIOR = 4.0  # branches with the mean of all kinds that are added to each kind
 
 
@@ -112,7 +113,7 @@ class Pairs(Branching, Adaptive):
 
     def _gap(self, kinds: Int64[Tensor, " branch"]) -> Float[Tensor, " branch"]:
         """ρ of some kinds of branches, relative to all kinds and shrunk towards their mean."""
-        if self.gaps is None or not float(self.gaps[1].sum()) > 0:
+        if self.gaps is None or not float(self.gaps[1].sum()) > _TINY:
             return torch.ones(len(kinds), dtype=torch.float64, device=kinds.device)
         count, squares = self.gaps
         relative = (squares / (squares.sum() / count.sum()) + _PRIOR) / (count + _PRIOR)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from corollout.estimators.baselines import Evidence, Fit, inner_products, shrunk_baseline
+from corollout.estimators.baselines import Evidence, fitted_baseline, inner_products, over_all, shrunk_baseline
 from corollout.types import Branches, Decisions, Trajectories
 
 Rewards = Float[Tensor, " source"]
@@ -97,9 +97,13 @@ class GroupPlan:
     def _above_baseline(self, rewards: Rewards) -> Rewards:
         skipped: Bool[Tensor, " row"] = rewards.isnan()
         share = torch.where(skipped, 0.0, self.share.to(rewards.dtype))
-        shared_reward = share * torch.where(skipped, 0.0, rewards)
         groups = int(self.group.max()) + 1 if len(self.group) else 0
         zeros = rewards.new_zeros(groups)
+        # Rewards above the lowest of their group: equal ones are exactly 0, however large.
+        known = torch.where(skipped, torch.inf, rewards)
+        lowest = (zeros + torch.inf).scatter_reduce(0, self.group, known, "amin")[self.group]
+        reward = torch.where(skipped, 0.0, rewards - lowest)
+        shared_reward = share * reward
         total_share = zeros.index_add(0, self.group, share)[self.group]
         total_reward = zeros.index_add(0, self.group, shared_reward)[self.group]
         if self.leave_one_out:
@@ -107,8 +111,8 @@ class GroupPlan:
             members = zeros.index_add(0, self.group, (share > 0).to(share.dtype))[self.group]
             total_share = torch.where(members > 1, total_share - share, 0.0)
             total_reward = total_reward - shared_reward
-        baseline = torch.where(total_share > 0, total_reward / total_share, 0.0)
-        above = torch.where(skipped, 0.0, rewards - baseline)
+        above = torch.where(total_share > 0, reward - total_reward / total_share, rewards)
+        above = torch.where(skipped, 0.0, above)
         if not self.normalised:
             return above
         square = zeros.index_add(0, self.group, share * above**2)[self.group]
@@ -121,9 +125,9 @@ class SetPlan:
 
         g[row, step] = weight_s · (r_s − m_s) · (e_token − p),
 
-    where a "shrunk" or "fitted" ``baseline`` replaces m_s by α + β m_s, with α and β from other contexts and the
-    ``past``. All advantages of a context depend on all of its rewards: if one was skipped, the context contributes
-    nothing.
+    where a sequence that is alone in its context has m_s = 0, and a "shrunk" or "fitted" ``baseline`` moves m_s as
+    other contexts and the ``past`` suggest. All advantages of a context depend on all of its rewards: if one was
+    skipped, the context contributes nothing.
     """
 
     trajectories: Trajectories
@@ -141,9 +145,9 @@ class SetPlan:
         reward, baseline, valid = self._baselines(rewards)
         if self.baseline == "shrunk":
             baseline = shrunk_baseline(reward, baseline, valid)
+        elif self.baseline == "fitted":
+            baseline = fitted_baseline(self._by_context(reward, baseline, valid, logits), self.past, baseline)
         advantage = self.weight * (reward - baseline)
-        if self.baseline == "fitted":
-            advantage = advantage - self._fit(reward, baseline, valid, logits).correction(self.past)
         used = (self.table >= 0) & valid[:, None]
         per_row = torch.zeros(len(rewards), dtype=torch.float64, device=logits.device)
         per_row[self.table[used]] = advantage[used]
@@ -151,18 +155,22 @@ class SetPlan:
 
     def evidence(self, rewards: Rewards, logits: Logits) -> Evidence:
         """What these rewards say about the best baseline."""
-        return self._fit(*self._baselines(rewards), logits).evidence
+        return over_all(self._by_context(*self._baselines(rewards), logits))
 
     def _baselines(self, rewards: Rewards) -> tuple[Tensor, Tensor, Bool[Tensor, " context"]]:
         """The rewards and the m_s of each context, and whether it has all of its rewards."""
         reward = torch.where(self.table >= 0, rewards[self.table.clamp(min=0)].double(), 0.0)
         valid = ~reward.isnan().any(1)
         reward = torch.where(valid[:, None], reward, 0.0)
-        return reward, (self.mix @ reward[:, :, None]).squeeze(2), valid
+        if reward.shape[1] == 1:
+            return reward, torch.zeros_like(reward), valid
+        # The weights of a sum add up to 1 but for rounding, which differences from one of the rewards keep small.
+        first = reward[:, :1]
+        return reward, first + (self.mix @ (reward - first)[:, :, None]).squeeze(2), valid
 
-    def _fit(self, reward: Tensor, baseline: Tensor, valid: Tensor, logits: Logits) -> Fit:
-        products = inner_products(self.trajectories, self.table, logits)
-        return Fit.from_rewards(self.weight, reward, baseline, products, valid)
+    def _by_context(self, reward: Tensor, baseline: Tensor, valid: Tensor, logits: Logits) -> Evidence:
+        overlap = inner_products(self.trajectories, self.table, logits)
+        return Evidence.from_rewards(self.weight, reward, baseline, overlap, valid)
 
 
 def rows_by_context(trajectories: Trajectories, size: int) -> Int64[Tensor, "context member"]:

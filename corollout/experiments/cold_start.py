@@ -20,7 +20,8 @@ from corollout.errors import InputError, PolicyError
 from corollout.events import Callback, Event, Progress, ignore
 from corollout.experiments.likeness import LikenessTask, likeness_task
 from corollout.experiments.registry import run_resumable
-from corollout.files import make_folder, read_json, write_json
+from corollout.files import read_json, write_json
+from corollout.folders import FolderLock
 from corollout.noise import Noise
 from corollout.reports.curves import Axis, Curves, MethodCurves, Panel, evaluation_band
 from corollout.reports.manifest import manifest
@@ -114,7 +115,6 @@ class Runs:
         return total - len(self.done)
 
     def write(self, out: Path) -> None:
-        make_folder(out, "choose another with --out")
         write_json(out / FILE, {"settings": self.scale.settings(), "done": self.done}, indent=None)
 
 
@@ -153,8 +153,12 @@ def run_missing(runs: Runs, out: Path, workers: int, on_event: Callback = ignore
         else:
             on_event(event)
 
-    runs.write(out)  # its settings are those of the jobs
-    run_jobs(runs.jobs(out), workers, collect)
+    with FolderLock(out) as lock:
+        if not (out / FILE).exists():
+            lock.require_empty()
+        runs.done |= open_runs(out, runs.scale.scale, runs.scale.seeds).done  # what another process did meanwhile
+        runs.write(out)  # its settings are those of the jobs
+        run_jobs(runs.jobs(out), workers, collect)
 
 
 def run_method(out: str, vocab: int, method: str, seed: int, on_event: Callback = ignore) -> None:

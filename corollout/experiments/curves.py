@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from corollout.estimators import make_estimator
 from corollout.experiments import table1, table2
 from corollout.experiments.registry import SweepExperiment
+from corollout.files import check_entries
 from corollout.reports.comparison import INTERVAL, gain_cells
 from corollout.reports.report import Table
 from corollout.reports.run_results import MeanDifference, RunResult, paired_difference, read_run
@@ -91,9 +92,10 @@ def _choices_table(results: SweepResults) -> Table:
             continue
         for run in map(Run.open, group.runs):
             for record in run.records("choice"):
+                check_entries(record, run.directory / "metrics.jsonl", seen=list, update=int, picked=str)
                 products = sorted(seen["variance"] * seen["seconds"] for seen in record["seen"])
                 next_best = products[0] / products[1] if len(products) > 1 and products[1] > 0 else None
-                seed = str(run.config["finetune"]["seed"])
+                seed = str(run.section("finetune").get("seed", 0))
                 rows.append([group.label, seed, number(record["update"]), record["picked"], number(next_best)])
     note = (
         "Which estimator was chosen after how many updates, and its variance × seconds as a fraction of that of the "

@@ -10,15 +10,14 @@ from corollout.config import option
 from corollout.errors import Interrupted
 from corollout.events import Callback, ignore
 from corollout.experiments.table1 import TABLE1
-from corollout.files import make_folder, read_json
+from corollout.folders import make_folder
 from corollout.inspection.credit import Inspection, inspect_example
 from corollout.inspection.page import inspection_css, inspection_sections
 from corollout.noise import Noise
 from corollout.reports.comparison import MethodSummary
 from corollout.reports.report import Html, Report, Section
 from corollout.sweeps.report import SweepResults, collect_results, sweep_report
-from corollout.sweeps.runs import RESULT
-from corollout.sweeps.sweep import Sweep, run_sweep
+from corollout.sweeps.sweep import Sweep, read_result, run_sweep
 from corollout.training.run_weights import open_run
 from corollout.types import Sampler
 
@@ -105,7 +104,7 @@ def _solved_task(results: SweepResults) -> list[Section]:
 
 def _choose(winner: MethodSummary, start: Path, lengths: np.ndarray) -> tuple[int, str]:
     """The longest test task that only fine-tuning has solved; else any that is solved; else any."""
-    after, before = (read_json(Path(run) / RESULT)["test"]["solved"] for run in (winner.runs[0], start))
+    after, before = (read_result(Path(run), "test", "solved", str) for run in (winner.runs[0], start))
     order = np.argsort(-lengths, kind="stable").tolist()
     for wanted, how in ((("1", "0"), "solved by fine-tuning"), (("1", "1"), "solved")):
         for index in order:

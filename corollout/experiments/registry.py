@@ -1,5 +1,6 @@
 """The experiments by the name under which ``corollout reproduce`` runs them, and those of them that are sweeps."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +89,12 @@ class SweepExperiment:
             if value := getattr(settings, name):
                 changes[name] = list(value) if isinstance(value, tuple) else value
         if settings.data is not None:
-            changes["folder"] = str(settings.data.resolve())
+            changes["folder"] = os.path.realpath(settings.data)
             self.spec.make_data(settings.data, self.spec.data(folder=changes["folder"]), ignore)
         if (vectors := getattr(settings, "vectors", None)) is not None:
             if not vectors.is_file():
                 raise InputError(f"there is no file of word vectors {vectors}: leave --vectors out, or name another")
-            changes["vectors"] = str(vectors.resolve())
+            changes["vectors"] = os.path.realpath(vectors)
         return open_sweep(self.spec, settings.out, settings.scale, **changes)
 
     def weight(self, settings: Any) -> float:

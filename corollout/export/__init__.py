@@ -1,13 +1,13 @@
 """Export: a model as a folder that needs nothing but NumPy, and the runtime in it."""
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from corollout.config import import_object
 from corollout.errors import InputError
-from corollout.export import runtime
+from corollout.folders import require_empty
 from corollout.tasks.task import find_task
 from corollout.training.run_weights import open_weights
 from corollout.training.runs import Run
@@ -31,20 +31,11 @@ def export_run(directory: Path | str, out: Path | str, weights: str = "best") ->
     spec = find_task(run.config.get("task"))
     if not spec.export:
         raise InputError(f"{directory} is a run of the task {spec.name!r}, whose models cannot be exported")
-    check_out(out)  # before anything is read
+    require_empty(out)  # before anything is read
     opened = open_weights(run, weights)
-    source = {"run": directory.resolve().name, "weights": Path(weights).name, "update": opened.update}
+    source = {
+        "run": os.path.basename(os.path.realpath(directory)),
+        "weights": Path(weights).name,
+        "update": opened.update,
+    }
     return import_object(spec.export)(opened.task, opened.engine, out, source)
-
-
-def check_out(out: Path) -> None:
-    """Raise an error unless the folder is new, empty, or an earlier export."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is not a folder: choose another with --out")
-    if out.exists() and any(out.iterdir()):
-        try:
-            kind = json.loads((out / runtime.MODEL).read_bytes())["kind"]
-        except (OSError, ValueError, KeyError, TypeError):
-            kind = None
-        if kind != runtime.KIND:
-            raise InputError(f"{out} is not empty and not an earlier export: choose another with --out")

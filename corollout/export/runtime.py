@@ -25,10 +25,12 @@ from typing import Any, Literal, NamedTuple, no_type_check
 import numpy as np
 
 KIND, VERSION = "corollout captioner", 1
+LONGEST = 1_000  # words of a caption
 MODEL, WEIGHTS, VOCABULARY = "model.json", "weights.safetensors", "vocabulary.txt"
 _ROWS = 256  # images that are captioned together: a bound on memory that changes no caption
 _KEPT = 32 << 20  # bytes of projected words that are kept: few words make up most captions
 _quiet = np.errstate(over="ignore", invalid="ignore")  # exp(−x) may be infinite; NaN is noticed later
+_SIZES = ("vocabulary", "features", "hidden", "embedding")
 _TYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
 
 
@@ -79,7 +81,7 @@ class Captioner:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ExportError):
                 raise
-            raise ExportError(f"{place} is damaged ({error!r}): export it again") from error
+            raise ExportError(f"{place} is damaged ({type(error).__name__}: {error}): export it again") from error
 
     def generate(
         self,
@@ -223,22 +225,29 @@ class _Softmax:
         self._race = _race if loops is None else loops.race
 
     def choose(self, h: np.ndarray, keys: np.ndarray | None, t: int) -> np.ndarray:
-        logits = h @ self._weight
-        logits += self._bias
+        logits, largest = self._logits(h)
         if keys is None:
             return logits.argmax(1)
-        np.subtract(logits.max(1, keepdims=True), logits, out=logits)
+        np.subtract(largest, logits, out=logits)
         return self._race(np.exp(logits, out=logits), keys, np.uint64(t))
 
     def best(self, h: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        logits = h @ self._weight
-        logits += self._bias
+        logits, largest = self._logits(h)
         count = min(count, logits.shape[1])
         tokens = np.argpartition(logits, -count, 1)[:, -count:]
-        logits -= logits.max(1, keepdims=True)
+        logits -= largest
         values = np.take_along_axis(logits, tokens, 1)
         values -= np.log(np.exp(logits, out=logits).sum(1, keepdims=True))
         return values, tokens
+
+    def _logits(self, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The logits of each row, and the largest of them."""
+        logits = h @ self._weight
+        logits += self._bias
+        largest = logits.max(1, keepdims=True)
+        if not np.isfinite(largest).all():
+            raise ExportError("the model's numbers overflow: its weights are damaged")
+        return logits, largest
 
 
 class _Tree:
@@ -455,7 +464,9 @@ def read_safetensors(path: Path | str) -> dict[str, np.ndarray]:
         for name, entry in header.items():
             shape, (begin, end) = entry["shape"], entry["data_offsets"]
             if entry["dtype"] not in _TYPES:
-                raise ExportError(f"{path}: {name!r} has the type {entry['dtype']}, but only F32 and I32 are supported")
+                raise ExportError(
+                    f"{path}: {name!r} has the type {str(entry['dtype'])[:20]!r}, but only F32 and I32 are supported"
+                )
             count = math.prod(shape)
             if end - begin != 4 * count or begin < 0:
                 raise ExportError(f"{damaged}: {name!r} is not as long as its shape")
@@ -464,8 +475,8 @@ def read_safetensors(path: Path | str) -> dict[str, np.ndarray]:
             found[name] = np.frombuffer(data, _TYPES[entry["dtype"]], count, start + begin).reshape(shape)
     except ExportError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ExportError(f"{damaged}: {error!r} in its header") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ExportError(f"{damaged}: its header is not valid ({type(error).__name__}: {error})") from error
     return found
 
 
@@ -491,7 +502,7 @@ def _read_model(path: Path) -> dict[str, Any]:
     text = _read(path)
     try:
         model = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path} is not valid JSON ({error}): export it again") from error
     if not isinstance(model, dict) or model.get("kind") != KIND:
         raise ExportError(f"{path} does not belong to an exported captioner: make one with `corollout export`")
@@ -499,13 +510,23 @@ def _read_model(path: Path) -> dict[str, Any]:
         raise ExportError(
             f"{path} has version {model.get('version')!r}, but this runtime reads version {VERSION}: export it again"
         )
+    sizes, digests = model.get("sizes"), model.get("digests")
+    numbers: list[Any] = [sizes.get(name) for name in _SIZES] if isinstance(sizes, dict) else [None]
+    if any(type(number) is not int or number < 1 for number in (*numbers, model.get("longest"))) or numbers[0] == 1:
+        raise ExportError(f"{path} does not have the sizes of a model: export it again")
+    if model["longest"] > LONGEST:
+        raise ExportError(f"{path}: captions of up to {model['longest']:,} words are too long: {LONGEST:,} are allowed")
+    if any(type(token) is not int or not 0 <= token < numbers[0] for token in (model.get("bos"), model.get("eos"))):
+        raise ExportError(f"{path} does not name the tokens of start and end: export it again")
+    if model.get("head") not in ("softmax", "tree") or not isinstance(digests, dict):
+        raise ExportError(f"{path} does not name a head, or has no digests: export it again")
     return model
 
 
 def _shapes(model: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a model has, and their shapes."""
     sizes = model["sizes"]
-    words, width, hidden, embedding = (sizes[name] for name in ("vocabulary", "features", "hidden", "embedding"))
+    words, width, hidden, embedding = (sizes[name] for name in _SIZES)
     shapes = {
         "shift": (width,),
         "factor": (width,),
@@ -534,8 +555,9 @@ def _check_weights(weights: dict[str, np.ndarray], model: dict[str, Any], path: 
     if model["head"] == "tree":
         below = weights["children"]
         inner = len(below)
-        # Children come after their parents, so every walk ends.
-        if not np.where(below < 0, ~below <= inner, (below > np.arange(inner)[:, None]) & (below < inner)).all():
+        # Children come after their parents, so every walk ends; all of them are different, so it ends at every token.
+        inside = np.where(below < 0, ~below <= inner, (below > np.arange(inner)[:, None]) & (below < inner)).all()
+        if not inside or len(np.unique(below)) < below.size:
             raise ExportError(f"{path}: 'children' is not a tree: export it again")
 
 
@@ -552,8 +574,9 @@ def _checked_ids(ids: Sequence[int] | np.ndarray | None, count: int) -> np.ndarr
 def _load_array(path: Path, what: str) -> np.ndarray:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise ExportError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from error
+    except Exception as error:  # a damaged header raises errors of all kinds
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+        raise ExportError(f"cannot read the {what} {path}: {reason}") from error
     return np.atleast_1d(array)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -16,7 +15,7 @@ from matplotlib.transforms import Bbox
 
 from corollout.lab.lab import Lab
 from corollout.lab.summary import COSTS, CostName, Interval, Row
-from corollout.reports.figures import COLOURS, STYLE, log_ticks
+from corollout.reports.figures import COLOURS, figure_style, log_ticks
 
 COST_NAMES: dict[CostName, str] = {"tokens": "tokens", "calls": "reward calls", "seconds": "seconds"}
 _BETTER, _WORSE, _UNDECIDED, _BASE = COLOURS[0], COLOURS[1], "#7f7f7f", "#000000"
@@ -54,7 +53,7 @@ def cost_figure(base: str, points: Sequence[Data]) -> Figure:
     """
     order = [row["estimator"] for row in points[0]["rows"]]
     height = _ROW_HEIGHT * len(order) + 0.55
-    with matplotlib.rc_context(rc=STYLE):
+    with figure_style():
         figure = Figure(figsize=(10.4, height * len(points) + 0.6), layout="constrained")
         grid = figure.subplots(len(points), len(COSTS), squeeze=False, sharex="col")
         for line, point in enumerate(points):
@@ -130,7 +129,7 @@ def variance_data(lab: Lab, cost: CostName = "tokens") -> dict[str, Any]:
 def variance_figure(base: str, cost: CostName, product: float, rows: Sequence[Data]) -> Figure:
     """Variance against the cost of an estimate. Along a diagonal variance × cost is the same (``product`` is that of
     the base); lower diagonals are better."""
-    with matplotlib.rc_context(rc=STYLE):
+    with figure_style():
         figure = Figure(figsize=(6.4, 4.6), layout="constrained")
         axes = figure.subplots()
         axes.set(xscale="log", yscale="log", xlabel=f"{COST_NAMES[cost]} of an estimate", ylabel="variance")

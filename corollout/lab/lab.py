@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from corollout.data import Batch
 from corollout.errors import InputError
@@ -21,6 +20,7 @@ from corollout.noise import Noise
 from corollout.policies import TreeHead
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
+from corollout.training.base import policy_module
 from corollout.training.finetuning import as_estimator, as_reward, estimate
 from corollout.types import Sampler
 
@@ -111,9 +111,7 @@ def run_lab(
     base = next(iter(made)) if base is None else base
     if base not in made:
         raise InputError(f"the base {base!r} is not among the estimators: {', '.join(made)}")
-    policy = engine.policy
-    if not isinstance(policy, nn.Module):
-        raise InputError("the lab needs a policy with parameters: an nn.Module")
+    policy = policy_module(engine, "the lab")
     _try_all(engine, batch, reward, made | {f"the reference {reference}": as_reference(reference)})
     settings = {
         "estimates": estimates,

@@ -1,5 +1,6 @@
 """The estimator lab on a run: at which of its weights, on which of its examples, with which of its rewards."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from corollout.config import argument, option
 from corollout.errors import InputError
 from corollout.events import Callback, Event, ignore
-from corollout.files import is_empty
+from corollout.folders import FolderLock, is_empty
 from corollout.lab.lab import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS, Lab, default_estimators, run_lab
 from corollout.lab.measurement import BLOCKS
 from corollout.noise import Noise
@@ -86,7 +87,7 @@ class RunLab:
     @property
     def run(self) -> str:
         """The name of the run's directory."""
-        return self.settings.run.resolve().name
+        return os.path.basename(os.path.realpath(self.settings.run))
 
 
 def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
@@ -98,6 +99,11 @@ def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
     if not is_empty(settings.folder, elsewhere) and not (settings.folder / POINTS).is_dir():
         raise InputError(f"{settings.folder} is not empty and holds no earlier lab: {elsewhere}")
     run = Run.open(settings.run)
+    with FolderLock(settings.folder):
+        return _measure_points(settings, run, on_event)
+
+
+def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunLab:
     labels = point_labels(settings.weights)
     names = split_names(settings.estimators)
     machine = {"device": settings.device, "threads": settings.threads}
@@ -105,7 +111,7 @@ def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
     task, engine, _ = open_weights(run, settings.weights[0], machine)
     for weights in settings.weights[1:]:  # missing weights are reported before any work
         load_weights(run, weights, engine)
-    finetuning = run.config.get("finetune", {})
+    finetuning = run.section("finetune")
     reward_name = settings.reward or finetuning.get("reward") or task.rewards[0]
     reward = task.reward(reward_name)
     examples = min(settings.examples or finetuning.get("batch_size") or EXAMPLES, len(task.train))
@@ -158,7 +164,7 @@ def point_labels(weights: Sequence[str]) -> list[str]:
     """Short labels of weights: the last part of a path, where that is unique."""
     if not weights or len(set(weights)) < len(weights):
         raise InputError(f"--weights needs different weights, not {', '.join(weights) or 'none'}")
-    paths = [Path(each).resolve() for each in weights]
+    paths = [Path(os.path.realpath(each)) for each in weights]
     # A run directory by its name, a file with the directory that it is in.
     short = [f"{path.parent.name}/{path.stem}" if path.suffix == ".safetensors" else path.name for path in paths]
     return [each if short.count(label) > 1 else label for each, label in zip(weights, short, strict=True)]

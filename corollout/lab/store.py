@@ -5,14 +5,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import nn
 
 from corollout.errors import InputError
-from corollout.files import make_folder, read_json, read_weights, write_json, write_weights
+from corollout.files import check_entries, read_json, read_weights, tensor_bytes, write_json, write_weights
+from corollout.folders import make_folder
 from corollout.lab.measurement import BatchVariance, Measurement, Reference
+from corollout.reports.typed import build, is_of
 
 FILE, REFERENCE = "measurements.json", "reference.safetensors"
 _ELSEWHERE = "choose another folder"
@@ -55,12 +58,17 @@ class Store:
     def _read(self, path: Path) -> None:
         advice = "remove it to measure again"
         content = read_json(path, advice)
+        check_entries(content, path, advice, settings=dict, seconds=dict, measurements=dict, spread=(dict, NoneType))
+        settings, self.seconds, spread = content["settings"], content["seconds"], content["spread"]
         try:
-            settings, self.seconds = content["settings"], content["seconds"]
-            self.batch_variance = None if content["spread"] is None else BatchVariance(**content["spread"])
-            self.measurements = {name: Measurement(**fields) for name, fields in content["measurements"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"cannot read {path}: {error!r}; {advice}") from error
+            self.batch_variance = None if spread is None else build(BatchVariance, spread, finite=False)
+            self.measurements = {
+                name: build(Measurement, fields, finite=False) for name, fields in content["measurements"].items()
+            }
+            if not is_of(self.seconds, dict[str, list[float]], finite=False):
+                raise InputError("its seconds are not numbers")
+        except InputError as error:
+            raise InputError(f"{path} is damaged: {error}; {advice}") from error
         for name, value in self._settings.items():
             if settings.get(name) != value:
                 raise InputError(
@@ -85,5 +93,5 @@ def digest_of(policy: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in policy.state_dict().items():
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()[:16]

@@ -188,7 +188,8 @@ class Head(ABC):
 
     def gap(self, first: Logits, second: Logits, tokens: Tokens) -> LogProbs:
         """How far apart the log-probabilities of the tokens are by two computations of their logits."""
-        return (self.log_probs(first, tokens) - self.log_probs(second, tokens)).abs()
+        one, other = (self.log_probs(full_precision(logits), tokens) for logits in (first, second))
+        return (one - other).abs()
 
     def decisions(self, tokens: Tokens) -> Decisions | None:
         """The binary decisions that make up each token, if that is how tokens are chosen."""

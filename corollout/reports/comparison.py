@@ -171,7 +171,7 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
     """Runs by method: those that differ only in seed and start are seeds of one; or those with equal labels."""
     if not directories:
         raise InputError("name one or more run directories")
-    resolved = [directory.resolve() for directory in directories]
+    resolved = list(map(os.path.realpath, directories))
     if twice := [directory for i, directory in enumerate(directories) if resolved[i] in resolved[:i]]:
         raise InputError(f"{twice[0]} was given twice")
     if labels is not None:
@@ -182,12 +182,12 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
     groups: dict[str, MethodRuns] = {}
     settings: dict[str, dict[str, Any]] = {}
     for directory in directories:
-        config = Run.open(directory).config
-        kind = str(config.get("kind"))
-        own = {"kind": kind, **config.get(kind, {}), **config.get("model", {})}
+        run = Run.open(directory)
+        kind = str(run.config.get("kind"))
+        own = {"kind": kind, **run.section(kind), **run.section("model")}
         own.pop("seed", None)
         key = toml_text(own)
-        label = method_label(own["estimator"]) if "estimator" in own else MLE
+        label = method_label(str(own["estimator"])) if "estimator" in own else MLE
         groups.setdefault(key, MethodRuns(label, [])).runs.append(directory)
         settings[key] = own
     named = []
@@ -288,7 +288,7 @@ def comparison_report(groups: Sequence[MethodRuns], folder: Path, x: Axis = "sec
     kinds = {method.label: method.kind for method in comparison.methods}
     # Curves of maximum likelihood have another axis: they are drawn only if there are no others.
     drawn_kind = "finetune" if "finetune" in kinds.values() else "pretrain"
-    drawn = [g for g in groups if kinds[g.label] == drawn_kind and all(Run.open(run).records() for run in g.runs)]
+    drawn = [g for g in groups if kinds[g.label] == drawn_kind and all(Run.open(run).measurements() for run in g.runs)]
     scores, cost = comparison.score_table(), comparison.cost_table()
     runs = [
         [method.label, str(seed), os.path.relpath(run, folder)]

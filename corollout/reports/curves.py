@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,9 +11,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from corollout.errors import InputError
 from corollout.reports import html
-from corollout.reports.figures import STYLE, log_ticks, series_style, svg
+from corollout.reports.figures import figure_style, log_ticks, series_style, svg
 from corollout.reports.run_results import MethodRuns
+from corollout.reports.typed import build
 from corollout.tasks.task import find_task
+from corollout.text import shortened
 from corollout.training.runs import Run
 
 Axis = Literal["seconds", "tokens", "updates"]
@@ -41,7 +42,7 @@ _VARIANCE = Panel("gradient_variance", "update", "Gradient variance (log₁₀)"
 _UPDATE_PANELS = (_VARIANCE, Panel("rollouts_per_step", "update", "Rollouts per step"))
 
 
-def _task_panels(task: str) -> tuple[list[Panel], list[Panel]]:
+def _task_panels(task: str | None) -> tuple[list[Panel], list[Panel]]:
     """The panels of fine-tuning, and those of maximum likelihood."""
     metric = find_task(task).metric
     unit = f" ({metric.unit.strip()})" if metric.unit else ""
@@ -58,6 +59,10 @@ class Band:
     mean: list[float]
     low: list[float]
     high: list[float]
+
+    def __post_init__(self) -> None:
+        if not len(self.x) == len(self.mean) == len(self.low) == len(self.high) > 0:
+            raise InputError("a curve needs as many means, lowest and highest values as positions, and at least one")
 
 
 @dataclass(frozen=True)
@@ -81,17 +86,21 @@ class Curves:
     note: str = _SEEDS_NOTE
 
     @classmethod
-    def from_json(cls, name: str, x: Axis, panels: Any, methods: Any, note: str) -> "Curves":
-        curves = [
-            MethodCurves(one["label"], {key: Band(**band) for key, band in one["bands"].items()}, one["start"])
-            for one in methods
-        ]
-        return cls(name, x, [Panel(**panel) for panel in panels], curves, note)
+    def from_json(cls, content: dict[str, Any]) -> "Curves":
+        """What was written to JSON; an ``InputError`` if it is something else."""
+        panels, methods = content.get("panels"), content.get("methods")
+        if not isinstance(panels, list) or not isinstance(methods, list):
+            raise InputError("curves need panels and methods")
+        built = {"panels": [build(Panel, one) for one in panels], "methods": [_method(one) for one in methods]}
+        curves = build(cls, {**content, **built})
+        if not panels or any(not any(one.key in method.bands for method in curves.methods) for one in curves.panels):
+            raise InputError("curves need panels, each with a curve of some method")
+        return curves
 
     def drawing(self) -> Figure:
         """All panels in one figure under one legend."""
         rows, columns = (len(self.panels) + 1) // 2, min(2, len(self.panels))
-        with matplotlib.rc_context(rc=STYLE):
+        with figure_style():
             spaced = ConstrainedLayoutEngine(hspace=0.06, wspace=0.04)
             figure = Figure(figsize=(4.6 * columns, 2.75 * rows + 0.45), layout=spaced)
             grid = figure.subplots(rows, columns, squeeze=False)
@@ -101,7 +110,7 @@ class Curves:
                 axes.set_visible(False)
             labelled = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
             handles = {label: handle for pairs in labelled for handle, label in pairs}
-            in_a_row = -(-len(handles) // -(-len(handles) // (3 * columns)))
+            in_a_row = -(-len(handles) // -(-len(handles) // (3 * columns))) if handles else 1
             shape: Any = {"ncols": in_a_row, "handlelength": 2.2, "columnspacing": 1.6}
             figure.legend(list(handles.values()), list(handles), loc="outside upper center", **shape)
         return figure
@@ -112,11 +121,18 @@ class Curves:
         legend = html.legend(series, "MLE start" if any(one.start for one in self.methods) else "")
         drawn = []
         for index, panel in enumerate(self.panels):
-            with matplotlib.rc_context(rc=STYLE):
+            with figure_style():
                 figure = Figure(figsize=(4.6, 2.9), layout="constrained")
                 _draw_panel(figure.subplots(), panel, self.methods, self.x, below=True)
             drawn.append(svg(figure, f"{prefix}{index}-"))
         return legend + html.panels(drawn) + html.note(self.note)
+
+
+def _method(content: Any) -> MethodCurves:
+    bands = content.get("bands") if isinstance(content, dict) else None
+    if not isinstance(bands, dict):
+        raise InputError("the curves of a method need bands")
+    return build(MethodCurves, {**content, "bands": {key: build(Band, band) for key, band in bands.items()}})
 
 
 def training_curves(groups: Sequence[MethodRuns], x: Axis, name: str = "figure") -> Curves:
@@ -125,7 +141,7 @@ def training_curves(groups: Sequence[MethodRuns], x: Axis, name: str = "figure")
     For maximum likelihood alone, its loss and its validation score.
     """
     methods = [read_curves(group, x) for group in groups]
-    tuning, teaching = _task_panels(Run.open(groups[0].runs[0]).config["task"])
+    tuning, teaching = _task_panels(Run.open(groups[0].runs[0]).config.get("task"))
     known = {key for one in methods for key in one.bands}
     panels = tuning if any(panel.key in known for panel in _UPDATE_PANELS) else teaching
     panels = [panel for panel in panels if panel.key in known]
@@ -135,8 +151,8 @@ def training_curves(groups: Sequence[MethodRuns], x: Axis, name: str = "figure")
 def read_curves(group: MethodRuns, x: Axis) -> MethodCurves:
     """A method's curves against seconds, tokens or updates, from its run directories."""
     runs = [Run.open(directory) for directory in group.runs]
-    records = [run.records() for run in runs]
-    tuning, teaching = _task_panels(runs[0].config["task"])
+    records = [run.measurements() for run in runs]
+    tuning, teaching = _task_panels(runs[0].config.get("task"))
     bands, start = {}, {}
     for panel in dict.fromkeys((*tuning, *teaching)):
         series = [_series(run, panel, x) for run in records]
@@ -242,10 +258,12 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[MethodCurves], x: Axi
 def plot_band(axes: Axes, index: int, label: str, band: np.ndarray, every: int | tuple[int, int]) -> None:
     """A line of x and mean inside the area between low and high, in the style of the method with this index."""
     x, mean, low, high = band
+    shown = shortened(label, 60)
+    shown = f" {shown}" if shown.startswith("_") else shown  # legends leave out what begins with an underscore
     colour, marker = series_style(index)
     axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
     edge: Any = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "markevery": every}
-    axes.plot(x, mean, color=colour, label=label, linewidth=1.5, marker=marker, **edge)
+    axes.plot(x, mean, color=colour, label=shown, linewidth=1.5, marker=marker, **edge)
 
 
 def _unit(x: Axis, end: float) -> tuple[float, str]:

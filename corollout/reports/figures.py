@@ -2,7 +2,10 @@
 
 import io
 import re
+import warnings
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -16,7 +19,7 @@ from PIL import Image
 # Colour-blind safe (Okabe, Ito; the last two Tol), one for each series in order.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
 MARKERS = ("o", "s", "^", "D", "v", "<", "p", ">", "h")
-STYLE: Any = {
+_STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -27,15 +30,26 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "legend.frameon": False,
+    "text.parse_math": False,  # labels are text of users: a $ is a dollar
     "svg.fonttype": "none",
     "svg.hashsalt": "corollout",
 }
 
 
+@contextmanager
+def figure_style() -> Generator[None, None, None]:
+    """The style, for everything that makes or draws a figure."""
+    with matplotlib.rc_context(rc=_STYLE), warnings.catch_warnings():
+        # A page is shown in the fonts of its reader; in a PNG file such characters are boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # labels that are too long for the figure
+        yield
+
+
 def svg(figure: Figure, prefix: str = "") -> str:
     """The figure as an SVG element for a page; ``prefix`` keeps its ids apart from those of other figures."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(rc=STYLE):
+    with figure_style():
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = re.sub(r'((?:\bid="|url\(#|href="#))', rf"\g<1>{prefix}", text[text.index("<svg") :])
@@ -51,7 +65,8 @@ def svg(figure: Figure, prefix: str = "") -> str:
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file, in 128 colours to keep it small."""
     drawn, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=130)
+    with figure_style():
+        figure.savefig(drawn, format="png", dpi=130)
     Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return small.getvalue()
 

@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 
+from corollout.text import visible_values
+
 PACKAGES = ("torch", "numpy", "numba")
+_PATIENCE = 20.0  # seconds for git
 _NAMED = {"out": "OUT", "data": "DATA", "folder": "DATA"}  # flags and settings whose paths have a name of their own
 
 
@@ -25,14 +28,16 @@ def manifest(out: Path | None = None, **facts: Any) -> dict[str, Any]:
     script = Path(sys.argv[0])
     # A package that was run as a module is known by its folder.
     program = ["python", "-m", script.parent.name] if script.name == "__main__.py" else [script.name]
-    return {
-        "command": shlex.join([*program, *_arguments(sys.argv[1:], out)]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        **without_paths(facts, out),
-    }
+    return visible_values(
+        {
+            "command": shlex.join([*program, *_arguments(sys.argv[1:], out)]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+            "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+            **without_paths(facts, out),
+        }
+    )
 
 
 def _arguments(arguments: list[str], out: Path | None) -> list[str]:
@@ -61,19 +66,21 @@ def _relative(path: str, out: Path | None) -> str:
     """Relative to the output folder, or the name alone of what is not near it."""
     if not path.startswith("/"):
         return path
-    near = None if out is None else os.path.relpath(path, out.resolve())
+    near = None if out is None else os.path.relpath(path, os.path.realpath(out))
     return Path(path).name if near is None or near.startswith("../../..") else near
 
 
 def _commit() -> str | None:
-    """The commit of the source tree the package runs from, marked if files differ; None for an installed package."""
+    """The commit of the source tree the package runs from, marked if files differ; None if git does not tell it."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=root, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        described = subprocess.run(command, cwd=root, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):  # git is not installed, or hangs on a slow disk
+        return None
+    return described.stdout.decode(errors="replace").strip() or None
 
 
 def _cpu() -> str:

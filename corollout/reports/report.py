@@ -12,24 +12,30 @@ and :func:`open_report` reads it back.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure as Drawing
 
 from corollout.config import import_object
 from corollout.errors import InputError
-from corollout.files import is_empty, make_folder, read_json, write_file, write_json
+from corollout.files import read_json, read_text, write_file, write_json
+from corollout.folders import make_folder
 from corollout.reports import figures, html
 from corollout.reports.curves import Curves
 from corollout.reports.tables import NOTHING, setting_text
+from corollout.reports.typed import build
+from corollout.text import visible_values
 
-FILE = "report.json"
+FILE, PAGE = "report.json", "report.html"
 ELSEWHERE = "choose another folder with --out"
-_PLAIN = str.maketrans("\u00a0\u2011", " -")  # spaces and hyphens at which a page does not break a line
+_PLAIN = str.maketrans("\u00a0\u2011\n", " - ")  # what a cell of a page may have: breaks, and places without
 _HEAD = ("kind", "title", "lead", "manifest", "numbers")  # of a report, beside its sections
 _OF_A_SEED = frozenset({"seed", "run", "update", "folder"})
 
@@ -43,6 +49,10 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.header or any(len(row) != len(self.header) for row in self.rows):
+            raise InputError(f"a row of the table {self.title!r} does not have {len(self.header)} cells")
 
     def html(self, prefix: str = "") -> str:
         return html.table(self.header, self.rows) + "".join(map(html.note, self.notes))
@@ -99,8 +109,9 @@ class Figure:
             raise InputError(f"{self.draw!r} does not name a figure of this package")
         try:
             return import_object(self.draw)(**self.data)
-        except (InputError, AttributeError, TypeError, KeyError, ValueError) as error:
-            raise InputError(f"cannot draw the figure {self.name} by {self.draw}: {error}") from error
+        except Exception as error:  # the data may be anything
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise InputError(f"cannot draw the figure {self.name} by {self.draw}: {reason}") from error
 
     def html(self, prefix: str = "") -> str:
         drawn = figures.svg(self.drawing(), prefix)
@@ -121,10 +132,11 @@ class Html:
 
 
 Block = Table | Paragraph | Facts | Figure | Html | Curves
-_BLOCKS: dict[str, Callable[..., Block]] = {
+_BLOCKS: dict[str, Callable[[dict[str, Any]], Block]] = {
     Curves.kind: Curves.from_json,
-    **{block.kind: block for block in (Table, Paragraph, Facts, Figure, Html)},
+    **{block.kind: partial(build, block) for block in (Table, Paragraph, Facts, Figure, Html)},
 }
+_FILE_NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -190,17 +202,25 @@ class Report:
         content = self.to_json()
         write_json(folder / FILE, content, ELSEWHERE, indent=None)
         write_json(folder / "manifest.json", content["manifest"], ELSEWHERE)
-        write_file(folder / "table.md", self.markdown(), ELSEWHERE)
         stored = Report.from_json(content)  # with its rounded numbers, so that the same page can be made again
+        write_file(folder / "table.md", stored.markdown(), ELSEWHERE)
         for block in (block for section in stored.sections for block in section.blocks):
             if isinstance(block, Figure | Curves):
                 write_file(folder / f"{block.name}.png", figures.png(block.drawing()), ELSEWHERE)
         return stored.write_page(folder)
 
     def write_page(self, folder: Path) -> Path:
-        make_folder(folder, ELSEWHERE)
-        write_file(folder / "report.html", self.page(), ELSEWHERE)
-        return folder / "report.html"
+        write_file(folder / PAGE, self.page(), ELSEWHERE)
+        return folder / PAGE
+
+    def add_page(self, folder: Path) -> Path:
+        """Write the page where there is none; another one is left alone, and an error."""
+        page = folder / PAGE
+        if not page.exists():
+            return self.write_page(folder)
+        if read_text(page) != self.page():
+            raise InputError(f"{page} is another page, and nothing is overwritten: {ELSEWHERE}, or remove it")
+        return page
 
     def to_json(self) -> dict[str, Any]:
         sections = [
@@ -211,16 +231,30 @@ class Report:
             }
             for section in self.sections
         ]
-        return rounded({**{name: getattr(self, name) for name in _HEAD}, "sections": sections})
+        return visible_values(rounded({**{name: getattr(self, name) for name in _HEAD}, "sections": sections}))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Report":
-        """What :meth:`to_json` described; raises KeyError, TypeError or AttributeError if it is something else."""
-        sections = []
-        for section in content["sections"]:
-            blocks = [_BLOCKS[block.pop("kind")](**block) for block in map(dict, section["blocks"])]
-            sections.append(Section(section["title"], blocks, section["page_only"]))
-        return cls(sections=sections, **{name: content[name] for name in _HEAD})
+        """What :meth:`to_json` described; an ``InputError`` if it is something else."""
+        if not isinstance(content, dict) or not isinstance(content.get("sections"), list):
+            raise InputError("expected an object with sections")
+        return build(cls, {**content, "sections": [_section(section) for section in content["sections"]]})
+
+
+def _section(content: Any) -> Section:
+    if not isinstance(content, dict) or not isinstance(content.get("blocks"), list):
+        raise InputError(f"expected a section with blocks, not {short(content)}")
+    return build(Section, {**content, "blocks": [_block(block) for block in content["blocks"]]})
+
+
+def _block(content: Any) -> Block:
+    kind = content.get("kind") if isinstance(content, dict) else None
+    if not isinstance(kind, str) or kind not in _BLOCKS:
+        raise InputError(f"expected a block of one of the kinds {', '.join(_BLOCKS)}, not {short(content)}")
+    block = _BLOCKS[kind]({name: value for name, value in content.items() if name != "kind"})
+    if isinstance(block, Figure | Curves) and not _FILE_NAME.fullmatch(block.name):
+        raise InputError(f"a figure cannot have the name {block.name!r}")
+    return block
 
 
 def settings_section(configs: Mapping[str, Mapping[str, Any]], note: str = "") -> Section:
@@ -241,7 +275,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value)
+            flat |= {} if name == "inputs" else _flat(value)  # digests say nothing to people
         elif name not in _OF_A_SEED:
             flat[name] = value
     return flat
@@ -250,21 +284,17 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def open_report(folder: Path) -> Report:
     """The report that lies in a folder."""
     path = folder / FILE
+    content = read_json(path)
     try:
-        return Report.from_json(read_json(path))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not a report: {type(error).__name__} {error}") from error
+        return Report.from_json(visible_values(content))
+    except RecursionError:
+        raise InputError(f"{path} is not a report: it is nested too deeply") from None
+    except InputError as error:
+        raise InputError(f"{path} is not a report: {error}") from error
 
 
 def is_report(folder: Path) -> bool:
     return (folder / FILE).is_file()
-
-
-def check_report_folder(folder: Path, kind: str) -> None:
-    """Refuse to write a report into a folder that holds anything but an earlier report of the same kind."""
-    if is_empty(folder, ELSEWHERE) or (is_report(folder) and open_report(folder).kind == kind):
-        return
-    raise InputError(f"{folder} is not empty and holds no earlier {kind}: {ELSEWHERE}")
 
 
 def rounded(value: Any, digits: int = 6) -> Any:

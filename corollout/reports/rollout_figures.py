@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from corollout.reports.curves import plot_band
-from corollout.reports.figures import COLOURS, STYLE, log_ticks
+from corollout.reports.figures import COLOURS, figure_style, log_ticks
 from corollout.reports.report import rounded
 from corollout.reports.run_results import MethodRuns
 from corollout.reports.tables import NOTHING, signed
@@ -70,7 +69,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def read_step_map(group: MethodRuns, key: str = "rollouts_by_step") -> dict[str, Any] | None:
     """A method's map from its runs; None if they have not recorded rollouts by step, or by depth."""
     runs = [
-        [(record["update"], record[key]) for record in Run.open(run).records("update") if record.get(key)]
+        [(record["update"], record[key]) for record in Run.open(run).measurements() if record.get(key)]
         for run in group.runs
     ]
     return step_map(group.label, [run for run in runs if run])
@@ -113,7 +112,7 @@ def density_figure(
     title = f"{label}: {len(x):,} sequences" + (f", {correlation.text()}" if correlation else "")
     drawn = (x <= np.percentile(x, _MOST)) & (y <= np.percentile(y, _MOST))
     x, y = x[drawn], y[drawn]
-    with matplotlib.rc_context(rc=STYLE):
+    with figure_style():
         figure = Figure(figsize=(5.6, 4.3), layout="constrained")
         grid = figure.add_gridspec(2, 2, width_ratios=(5, 1), height_ratios=(1, 5))
         axes = figure.add_subplot(grid[1, 0])
@@ -148,7 +147,7 @@ def steps_figure(maps: Sequence[Mapping[str, Any]], axis: str = "step") -> Figur
     """The maps of all methods, each by :func:`step_map`."""
     columns = min(2, len(maps))
     rows = -(-len(maps) // columns)
-    with matplotlib.rc_context(rc=STYLE):
+    with figure_style():
         figure = Figure(figsize=(4.8 * columns, 3.0 * rows), layout="constrained")
         parts = figure.subfigures(rows, columns, squeeze=False, wspace=0.04, hspace=0.04)
         for part, one in zip(parts.flat, maps, strict=False):
@@ -190,7 +189,7 @@ def _draw_steps(figure: SubFigure, one: Mapping[str, Any], axis: str) -> None:
 
 def rollouts_figure(curves: Sequence[Mapping[str, Any]]) -> Figure:
     """Rollouts per step against updates, on a logarithmic axis: label, index among all methods, x, mean, low, high."""
-    with matplotlib.rc_context(rc=STYLE):
+    with figure_style():
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         axes = figure.subplots()
         for one in curves:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from corollout.config import from_table
 from corollout.errors import InputError
-from corollout.files import read_json
+from corollout.files import check_entries, read_json
 from corollout.tasks.task import Metric, Share, Z, find_task, mean_interval
-from corollout.training.runs import Run
+from corollout.training.runs import CONFIG, Run
+from corollout.training.settings import FinetuneSettings, PretrainSettings
 
 SPLITS = ("val", "test")
 
@@ -76,39 +78,47 @@ def read_run(directory: Path) -> RunResult:
     """Read a run, finished or not; it must have been evaluated at least once."""
     run = Run.open(directory)
     kind = run.config.get("kind")
-    if kind not in ("pretrain", "finetune") or kind not in run.config:
+    if kind not in ("pretrain", "finetune") or not run.section(kind):
         raise InputError(f"{directory} is not a training run: its config.toml has the kind {kind!r}")
+    settings = {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind]
+    from_table(settings, run.section(kind), str(directory / CONFIG))
+    for section in ("data", "model", "start", "machine"):
+        run.section(section)
     metric = find_task(run.config.get("task")).metric
-    evaluations = [r for r in run.records("evaluation") if r.get(metric.key) is not None]
-    updates, summary = run.records("update"), run.summary
+    records, summary = run.measurements(), run.summary
+    evaluations = [r for r in records if r["kind"] == "evaluation" and r.get(metric.key) is not None]
+    updates = [r for r in records if r["kind"] == "update"]
     splits = read_splits(directory, metric)
     if "val" not in splits:
         if not evaluations:
             raise InputError(f"{directory} has no evaluation yet: resume the run, or leave it out")
         splits["val"] = _of_record(max(evaluations, key=lambda r: r[metric.key]), metric)
     last = max([*evaluations[-1:], *updates[-1:]], key=lambda r: r["update"], default={})
-    totals = summary or {**last, "updates": last["update"]}
+    totals = summary or {**last, "updates": last.get("update")}
+    check_entries(totals, directory / "summary.json", **dict.fromkeys(("updates", "tokens", "seconds"), (int, float)))
     return RunResult(directory, run.config, updates, evaluations, splits, totals, bool(summary))
 
 
 def read_splits(directory: Path, metric: Metric) -> dict[str, SplitScore]:
     """A run's scores: from ``result.json``, else from what ``corollout evaluate`` wrote."""
     result = directory / "result.json"
-    results = read_json(result) if result.exists() else {}
+    results = check_entries(read_json(result), result) if result.exists() else {}
     splits = {}
     for split in SPLITS:
         path = directory / f"evaluation-{split}.json"
-        numbers = results.get(split) or (read_json(path) if path.exists() else None)
-        if not numbers:
+        numbers = results.get(split, read_json(path) if path.exists() else None)
+        if numbers is None:
             continue
         try:
+            if not isinstance(numbers.get("count"), int | None):
+                raise TypeError("count")
             top = tuple(numbers[f"top_{k}"] for k in range(1, 1 + sum(key.startswith("top_") for key in numbers)))
             # The score of each example: a list of numbers, or a character 0 or 1 for each.
             each = list(numbers["solved"]) if "solved" in numbers else numbers.get("scores")
             scores = None if each is None else np.array(each, dtype=float)
             splits[split] = SplitScore(float(numbers[metric.key]), numbers.get("count"), scores, top)
-        except (KeyError, TypeError, ValueError) as error:
-            file = result if results.get(split) else path
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            file = result if split in results else path
             raise InputError(f"{file} is not the result of an evaluation: {type(error).__name__} {error}") from error
     return splits
 

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 from corollout.errors import CorolloutError, Interrupted
 from corollout.events import Callback, Event, ignore
+from corollout.signals import interrupting_stops
 
 _ERROR_BYTES = 4_000  # of a failed worker's error output, from its end
 
@@ -63,7 +63,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, on_event: Callback = ignore) -> 
     running: dict[str, _Worker] = {}
     lines: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
     try:
-        with _sigterm_interrupts():
+        with interrupting_stops():
             while waiting or running:
                 for job in [job for job in waiting if not pending.intersection(job.after)]:
                     if len(running) < workers:
@@ -86,23 +86,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, on_event: Callback = ignore) -> 
         raise Interrupted("stopped; all finished work is saved") from error
     finally:
         for worker in running.values():
-            worker.process.send_signal(signal.SIGINT)  # it saves first
+            worker.process.terminate()  # it saves first
         for worker in running.values():
             worker.process.wait()
             worker.errors.close()
-
-
-@contextmanager
-def _sigterm_interrupts() -> Generator[None, None, None]:
-    """Inside, SIGTERM does what Ctrl-C does. Only the main thread may handle signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _start(job: Job, lines: "queue.SimpleQueue[tuple[str, str | None]]") -> _Worker:

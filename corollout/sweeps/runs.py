@@ -5,7 +5,8 @@ from typing import Any
 
 from corollout.config import from_table, import_object
 from corollout.events import Callback, Event, Progress
-from corollout.files import make_folder, write_json
+from corollout.files import write_json
+from corollout.folders import make_folder
 from corollout.tasks.task import find_task
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import create_finetuning, create_pretraining, evaluate_run, resume_run

@@ -14,7 +14,8 @@ from typing import Any
 from corollout.config import from_table, option, read_toml, to_table, write_toml
 from corollout.errors import InputError
 from corollout.events import Callback, Event, Progress, ignore
-from corollout.files import make_folder, read_json, write_json
+from corollout.files import check_entries, read_json, write_json
+from corollout.folders import FolderLock
 from corollout.sweeps.jobs import Job, run_jobs
 from corollout.sweeps.runs import RESULT
 from corollout.tasks.task import Metric, find_task
@@ -180,8 +181,9 @@ def open_sweep(spec: SweepSpec, out: Path, scale: str | None = None, **changes: 
     path = out / PLAN
     if not path.exists():
         sweep = Sweep.of_scale(spec, scale or "small", out, **changes)
-        make_folder(out, "choose another with --out")
-        write_toml(path, sweep.table())
+        with FolderLock(out) as lock:
+            lock.require_empty()
+            write_toml(path, sweep.table())
         return sweep
     sweep = Sweep.from_table(spec, out, read_toml(path))
     stored = sweep.table()
@@ -202,6 +204,11 @@ def open_sweep(spec: SweepSpec, out: Path, scale: str | None = None, **changes: 
 
 def run_sweep(sweep: Sweep, workers: int, on_event: Callback = ignore) -> None:
     """Run everything that is missing: data, runs in two stages, analyses."""
+    with FolderLock(sweep.out):
+        _run_missing(sweep, workers, on_event)
+
+
+def _run_missing(sweep: Sweep, workers: int, on_event: Callback) -> None:
     _make_data(sweep, on_event)
     grid, models = sweep.grid, [model for model in sweep.spec.models if model.name in sweep.grid.models]
     jobs = [_pretrain_job(sweep, model, seed) for model in models for seed in grid.seeds]
@@ -260,7 +267,14 @@ def rate_scores(sweep: Sweep, method: str) -> dict[float, float | None]:
     """A method's validation score with each learning rate, for the first seed; None for a run that is not done."""
     runs = {rate: sweep.run(sweep.grid.seeds[0], method, rate) for rate in sweep.grid.rates}
     key = sweep.spec.metric.key
-    return {rate: read_json(run / RESULT)["val"][key] if is_done(run) else None for rate, run in runs.items()}
+    return {rate: read_result(run, "val", key) if is_done(run) else None for rate, run in runs.items()}
+
+
+def read_result(run: Path, split: str, key: str, type: type | tuple[type, ...] = (int, float)) -> Any:
+    """An entry of the evaluation that ended a run."""
+    path, advice = run / RESULT, "remove it to evaluate the run again"
+    result = check_entries(read_json(path, advice), path, advice, **{split: dict})
+    return check_entries(result[split], f"{path}, {split}", advice, **{key: type})[key]
 
 
 def is_done(run: Path) -> bool:
@@ -277,8 +291,11 @@ def best_rates(sweep: Sweep) -> dict[str, float]:
 
 def read_analysis(sweep: Sweep, analysis: Analysis) -> dict[str, dict[str, Any]]:
     """What has been measured so far, by method."""
-    path = sweep.out / analysis.file
-    return read_json(path, "remove the file to measure again") if path.exists() else {}
+    path, advice = sweep.out / analysis.file, "remove the file to measure again"
+    if not path.exists():
+        return {}
+    results = check_entries(read_json(path, advice), path, advice)
+    return check_entries(results, path, advice, **dict.fromkeys(results, dict))
 
 
 def run_analysis(sweep: Sweep, analysis: Analysis, workers: int = 1, on_event: Callback = ignore) -> None:

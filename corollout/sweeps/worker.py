@@ -12,13 +12,12 @@ import time
 from corollout.config import import_object
 from corollout.errors import CorolloutError, Interrupted
 from corollout.events import Event
+from corollout.signals import interrupting_stops
 
 _EVERY = 0.2  # seconds between events of progress
 
 
 def main(description: str) -> None:
-    # A sweep that was started in the background (nohup) ignores SIGINT, and its workers would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     job = json.loads(description)
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -41,8 +40,10 @@ def main(description: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which the sweep stops it, whatever is ignored there
     try:
-        main(sys.argv[1])
+        with interrupting_stops():
+            main(sys.argv[1])
     except (Interrupted, KeyboardInterrupt):
         sys.exit(130)
     except CorolloutError as error:

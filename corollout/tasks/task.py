@@ -16,13 +16,15 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from corollout.config import NONE, from_table, import_object, read_toml
-from corollout.data import Columns, Split
+from corollout.data import Columns, Split, check_device
 from corollout.errors import InputError
 from corollout.events import Callback, ignore
+from corollout.files import digest_of
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.rollouts.decoding import decode_scored
 from corollout.tasks.views import ExampleView, output_rewards
+from corollout.text import quoted
 from corollout.types import Sampler
 
 SCALES = ("tiny", "small", "paper")  # the usual ones, each a TOML file of settings
@@ -92,6 +94,14 @@ class Task(ABC):
     @abstractmethod
     def reward(self, name: str, split: Split | None = None) -> Reward:
         """A reward for the examples of a split, by default the training split."""
+
+    def data_digest(self) -> str:
+        """A digest of the training and validation data, by which a run notices that they have changed."""
+        return digest_of(split.columns.digest().encode() for split in (self.train, self.val))
+
+    def reward_settings(self, name: str) -> dict[str, Any]:
+        """What a reward depends on besides the data, as JSON can hold it; a run notices if it changes."""
+        return {}
 
     # Subclasses may return a subclass of Split: hence Any.
     @cached_property
@@ -259,8 +269,8 @@ def find_task(name: object) -> TaskSpec:
         spec = import_object(name, "TASK")
     else:
         raise InputError(
-            f"unknown task {name!r}: choose one of {', '.join(task_names())}, or give the import path of your own, "
-            "package.module or module:NAME"
+            f"unknown task {quoted(name)}: choose one of {', '.join(task_names())}, "
+            "or give the import path of your own, package.module or module:NAME"
         )
     if not isinstance(spec, TaskSpec):
         raise InputError(f"the task {name!r} is a {type(spec).__name__}, not a corollout.tasks.task.TaskSpec")
@@ -270,9 +280,15 @@ def find_task(name: object) -> TaskSpec:
 def open_task(config: dict[str, Any], on_event: Callback = ignore) -> Task:
     """The task of a run's settings."""
     spec = find_task(config.get("task"))
+    for section in ("data", "model", "machine"):
+        if not isinstance(config.get(section, {}), dict):
+            raise InputError(f"the settings of a run need a section {section}, not {quoted(config[section])}")
     model = from_table(spec.model, config.get("model", {}), "section model")
     folder = config.get("data", {}).get("folder")
+    if not isinstance(folder, str | None):
+        raise InputError(f"the data folder of a run must be a path, not {quoted(folder)}")
     if folder in (None, "", NONE) and spec.data_help:
         raise InputError(f"the task {spec.name} needs data: {spec.data_help}")
     device = config.get("machine", {}).get("device", "cpu")
+    check_device(device)
     return spec.task(None if folder in (None, "", NONE) else Path(folder), model, device, on_event)

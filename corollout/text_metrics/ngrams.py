@@ -24,6 +24,7 @@ _INVALID_ID = f"token ids must be from 0 to {LARGEST_ID}, not {{}}"
 
 _TOKEN_BITS = 32
 TOKEN_MASK = (1 << _TOKEN_BITS) - 1
+_MANY = 1000  # tokens from which on a sequence is indexed to count its n-grams
 _MULTIPLIER = -7046029254386353131  # 2⁶⁴ / golden ratio, as a signed number
 
 
@@ -33,6 +34,14 @@ class Tokens:
 
     flat: np.ndarray  # int32[token]
     starts: np.ndarray  # int64[sequence + 1]
+
+    def __post_init__(self) -> None:
+        # The compiled loops rely on this for every index.
+        flat, starts = self.flat, self.starts
+        if (flat.dtype, flat.ndim, starts.dtype, starts.ndim) != (np.int32, 1, np.int64, 1) or len(starts) == 0:
+            raise InputError("expected tokens int32[token] and starts int64[sequence + 1]: use Tokens.pack")
+        if starts[0] != 0 or starts[-1] != len(flat) or (np.diff(starts) < 0).any() or flat.min(initial=0) < 0:
+            raise InputError(f"the starts of sequences must ascend from 0 to {len(flat)}, and token ids from 0")
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -145,11 +154,36 @@ def child(keys, slots, start, size, parent, token):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
+def _count_in_tree(tokens, times):
+    """``count_repetitions`` in linear time."""
+    most = LONGEST * len(tokens)
+    size = _table_size(most)
+    slots, keys, place = np.full(size, NONE, np.int32), np.empty(most, np.int64), np.empty(most, np.int64)
+    count = 0
+    for i in range(len(tokens)):
+        parent = np.int64(NONE)
+        times[i] = 0
+        for n in range(min(LONGEST, len(tokens) - i)):
+            key = _key(parent, tokens[i + n])
+            slot = _slot(keys, slots, 0, size, key)
+            if slots[slot] < 0:
+                slots[slot] = count
+                keys[count], place[count] = key, i
+                count += 1
+            parent = np.int64(slots[slot])
+            times[place[parent], n] += 1
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
 def count_repetitions(tokens, times):
     """times[i, n] = how often the n + 1 tokens from position i on occur, or 0 if they also occur earlier.
 
-    All pairs of positions are compared: up to a thousand tokens, nothing cleverer is faster.
+    All pairs of positions are compared: up to about a thousand tokens, nothing cleverer is faster.
     """
+    if len(tokens) > _MANY:
+        _count_in_tree(tokens, times)
+        return
     for i in range(len(tokens)):
         most = min(LONGEST, len(tokens) - i)
         known = 0  # the longest n-gram at i that also occurs earlier

@@ -8,7 +8,17 @@ import numba
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.text_metrics.ngrams import LONGEST, NONE, TOKEN_MASK, NGrams, Tokens, child, count_repetitions, parent_of
+from corollout.text_metrics.ngrams import (
+    LARGEST_ID,
+    LONGEST,
+    NONE,
+    TOKEN_MASK,
+    NGrams,
+    Tokens,
+    child,
+    count_repetitions,
+    parent_of,
+)
 
 Hypotheses = Sequence[Sequence[int]] | Tokens
 Images = Sequence[int] | np.ndarray  # the index of each hypothesis's image
@@ -79,13 +89,13 @@ class DocumentFrequencies:
     @classmethod
     def of_table(cls, table: Mapping[tuple[int, ...], int], images: int) -> "DocumentFrequencies":
         """From n-grams and the number of images that contain each of them."""
+        if not 1 <= images <= LARGEST_ID:
+            raise InputError(f"document frequencies need at least one image and at most {LARGEST_ID}, not {images}")
         for ngram, count in table.items():
             if not 1 <= len(ngram) <= LONGEST:
                 raise InputError(f"an n-gram has 1 to {LONGEST} tokens, not {len(ngram)}: {ngram}")
             if not 0 <= count <= images:
                 raise InputError(f"the n-gram {ngram} is said to be in {count} of {images} images")
-        if images < 1:
-            raise InputError(f"document frequencies need at least one image, not {images}")
         tokens = Tokens.pack(list(table))
         ngrams = NGrams.of(tokens, np.array([0, len(tokens)]))
         counts = np.zeros(len(ngrams), np.int64)

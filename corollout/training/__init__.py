@@ -2,10 +2,10 @@
 
 from corollout.training.evaluation import evaluate
 from corollout.training.finetuning import Estimate, Trainer, estimate
+from corollout.training.fit import Schedule, fit
 from corollout.training.mle import MLETrainer, pretrain
 from corollout.training.probes import Probe, probe_variance
 from corollout.training.runs import Run
-from corollout.training.start import Schedule, fit
 
 __all__ = [
     "Estimate",

@@ -45,8 +45,7 @@ class BaseTrainer(Generic[Metrics]):
         clock: Clock,
         on_event: Callback = ignore,
     ):
-        if not isinstance(engine.policy, nn.Module):
-            raise InputError("training needs a policy with parameters: an nn.Module")
+        policy = policy_module(engine)
         if batch_size < 1 or len(data) == 0:
             raise InputError(
                 f"training needs at least one example and a batch size ≥ 1, not {len(data)} and {batch_size}"
@@ -55,8 +54,9 @@ class BaseTrainer(Generic[Metrics]):
             raise InputError(f"max_grad_norm must be a positive number or None, not {max_grad_norm}")
         if clock not in ("wall", "cpu"):
             raise InputError(f"clock must be 'wall' or 'cpu', not {clock!r}")
+        _require_eps(optimizer)
         self.engine, self.data, self.optimizer = engine, data, optimizer
-        self.policy: nn.Module = engine.policy
+        self.policy = policy
         self.batch_size, self.max_grad_norm, self.device = batch_size, max_grad_norm, device
         self.noise = Noise(seed)
         self.on_event = on_event
@@ -83,15 +83,27 @@ class BaseTrainer(Generic[Metrics]):
 
     def clip_gradients(self) -> float:
         """Scale the gradients down to ``max_grad_norm``; return their norm before."""
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).item()
-        if not norm < float("inf"):
+        # In double precision, in which no gradient of a finite size has an infinite norm.
+        norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in self.parameters if p.grad is not None]
+        norm = torch.stack(norms).norm() if norms else torch.zeros((), dtype=torch.float64)
+        if not norm.isfinite():
             raise PolicyError(
                 f"the gradient of update {self.updates + 1} is not finite; the parameters were left as they were "
-                f"(a smaller learning rate may help)"
+                f"(a smaller learning rate or smaller rewards may help, in half precision also another data type)"
             )
         if self.max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, torch.tensor(norm, device=self.device))
-        return norm
+            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+        return norm.item()
+
+    def step_optimizer(self) -> None:
+        """Change the parameters by their gradients; all of them must stay finite."""
+        self.optimizer.step()
+        if not nn.utils.get_total_norm(self.parameters, norm_type=math.inf).isfinite():
+            raise PolicyError(
+                f"after update {self.updates + 1} some weights are infinite or NaN; no checkpoint of them was "
+                f"written, so that the run can be resumed from the last one (a smaller learning rate may help, in half "
+                f"precision a larger eps of the optimizer or another data type)"
+            )
 
     def count_update(self, started: float) -> None:
         """Count an update that began at a time of ``now``."""
@@ -159,6 +171,13 @@ class BaseTrainer(Generic[Metrics]):
         pass
 
 
+def policy_module(engine: Engine, what: str = "training") -> nn.Module:
+    """The engine's policy, which must have parameters; ``what`` needs them."""
+    if not isinstance(engine.policy, nn.Module):
+        raise InputError(f"{what} needs a policy with parameters: an nn.Module")
+    return engine.policy
+
+
 def load_policy(policy: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
     """Load weights into a policy: all of them, and no others. ``source`` names them in an error."""
     expected = policy.state_dict()
@@ -170,6 +189,18 @@ def load_policy(policy: nn.Module, tensors: dict[str, Tensor], source: str) -> N
             shapes = f"{list(tensors[name].shape)} instead of {list(expected[name].shape)}"
             raise InputError(f"{source} does not fit the model: {name!r} has the shape {shapes}")
     policy.load_state_dict(tensors)
+
+
+def _require_eps(optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error if the eps that keeps an optimiser from dividing by zero is zero in the weights' precision."""
+    for group in optimizer.param_groups:
+        eps = group.get("eps", 0.0)
+        for dtype in {p.dtype for p in group["params"]}:
+            if isinstance(eps, float) and eps > 0 and not torch.tensor(eps, dtype=dtype) > 0:
+                raise InputError(
+                    f"the optimizer's eps = {eps:g} is zero in {dtype}, and would make weights NaN: give it eps=1e-4, "
+                    f"or use weights in torch.bfloat16 or torch.float32"
+                )
 
 
 Gradient = Float[Tensor, " parameter"]

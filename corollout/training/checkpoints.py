@@ -21,7 +21,7 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.events import Callback, ignore, warning
-from corollout.files import TEMPORARY, dense_copies, digest_of, os_errors, sync_folder, write_synced
+from corollout.files import TEMPORARY, dense_copies, digest_of, force_to_disk, os_errors, write_synced
 
 FORMAT = 1
 KEPT = 2  # checkpoints of a run
@@ -71,31 +71,37 @@ def write_checkpoint(folder: Path, step: int, state: State) -> Path:
     text = json.dumps({**body, "digest": _body_digest(body)})
     with os_errors(f"write a checkpoint to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(TEMPORARY + "*"):
-            shutil.rmtree(leftover)
-        for path in _checkpoints(folder):
-            if path.name.endswith(".new"):
-                _settle(path)
+        settle_checkpoints(folder)
         temporary = folder / f"{TEMPORARY}{step}"
         temporary.mkdir()
         write_synced(temporary / TENSORS, data)
         write_synced(temporary / STATE, text.encode())
-        sync_folder(temporary)
+        force_to_disk(temporary)
         path = folder / f"step-{step:08d}"
         if path.exists():
             new = path.with_suffix(".new")
             temporary.rename(new)
-            sync_folder(folder)
+            force_to_disk(folder)
             _settle(new)
         else:
             temporary.rename(path)
-        sync_folder(folder)
+        force_to_disk(folder)
         newest_first = _checkpoints(folder)
         kept = [other for other in newest_first if _step(other) <= step][:KEPT]
         for other in newest_first:
             if other not in kept:
                 _discard(other)
     return path
+
+
+def settle_checkpoints(folder: Path) -> None:
+    """Finish what the last writer was killed at: incomplete checkpoints go, and those that replace others do so."""
+    with os_errors(f"write a checkpoint to {folder}"):
+        for leftover in folder.glob(TEMPORARY + "*"):
+            shutil.rmtree(leftover)
+        for path in _checkpoints(folder):
+            if path.name.endswith(".new"):
+                _settle(path)
 
 
 def newest_checkpoint(folder: Path, on_event: Callback = ignore) -> tuple[int, State] | None:
@@ -119,6 +125,19 @@ def newest_checkpoint(folder: Path, on_event: Callback = ignore) -> tuple[int, S
             f"none of the {len(invalid)} checkpoints in {folder} is usable; remove that folder to start over"
         )
     return None
+
+
+def read_checkpoint(folder: Path, step: int) -> State:
+    """The checkpoint of a step, which must be complete."""
+    paths = _checkpoints(folder)
+    for path in paths:
+        if _step(path) == step:
+            try:
+                return _read(path)
+            except (_Gone, _Invalid) as error:
+                raise InputError(f"the checkpoint {path} is not usable: {error or 'it was removed'}") from error
+    existing = sorted({path.name.removesuffix(".new") for path in paths}) or ["none"]
+    raise InputError(f"{folder.parent} has no checkpoint step-{step:08d}; it has {', '.join(existing)}")
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor]) -> State:
@@ -197,7 +216,7 @@ def _read(path: Path) -> State:
         # Both files are read from the same directory, even if another one takes its name meanwhile.
         body = json.loads(_read_in(handle, STATE))
         return _parse(body, _read_in(handle, TENSORS), _step(path))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         try:
             unchanged = os.path.samestat(os.stat(path), os.fstat(handle))
         except FileNotFoundError:

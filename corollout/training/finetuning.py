@@ -218,7 +218,7 @@ class Trainer(BaseTrainer[Metrics]):
         sample.backward()
         gradient = flat_gradient(self.parameters)
         norm = self.clip_gradients()
-        self.optimizer.step()
+        self.step_optimizer()
         self.estimator = sample.updated(self.estimator)
         self.count_update(started)
         self.cost += sample.cost

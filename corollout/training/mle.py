@@ -113,7 +113,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = self.clip_gradients()
-        self.optimizer.step()
+        self.step_optimizer()
         self.tokens += int((targets >= 0).sum())
         self.count_update(started)
         self._average_weights()

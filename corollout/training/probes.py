@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from corollout.data import Batch
 from corollout.errors import InputError
@@ -16,7 +16,7 @@ from corollout.events import Callback, Progress, ignore
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.base import GradientStatistics, flat_gradient
+from corollout.training.base import GradientStatistics, flat_gradient, policy_module
 from corollout.training.finetuning import Estimate, estimate
 from corollout.types import Cost
 
@@ -97,9 +97,7 @@ class Recorder:
 @contextmanager
 def gradient_source(engine: Engine, batch: Batch, reward: Reward | RewardFunction) -> Generator[Draw, None, None]:
     """Inside, gradient estimates are drawn for a batch; afterwards the parameters have their own gradients back."""
-    policy = engine.policy
-    if not isinstance(policy, nn.Module):
-        raise InputError("the variance of a gradient needs a policy with parameters: an nn.Module")
+    policy = policy_module(engine, "the variance of a gradient")
     parameters = [p for p in policy.parameters() if p.requires_grad]
     kept = [p.grad for p in parameters]
 

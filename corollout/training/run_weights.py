@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from corollout.config import from_table
 from corollout.errors import InputError
+from corollout.events import Event
 from corollout.files import read_weights
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task, open_task
-from corollout.training.base import load_policy
-from corollout.training.checkpoints import TENSORS
-from corollout.training.runs import Run
+from corollout.training.base import load_policy, policy_module
+from corollout.training.checkpoints import read_checkpoint
+from corollout.training.runs import CONFIG, Run
+from corollout.training.settings import MachineSettings
 
 START = "start.safetensors"
 WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
@@ -35,9 +38,10 @@ def open_run(directory: Path, weights: str = "best") -> tuple[Task, Engine]:
 
 def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = None) -> OpenedRun:
     """The same for a run that is open already; ``machine`` overrides the run's machine settings."""
-    config = {**run.config, "machine": {**run.config["machine"], **(machine or {})}}
-    torch.set_num_threads(config["machine"]["threads"])
+    config = {**run.config, "machine": {**run.section("machine"), **(machine or {})}}
+    settings = from_table(MachineSettings, config["machine"], str(run.directory / CONFIG))
     task = open_task(config)
+    torch.set_num_threads(settings.threads)
     engine = task.engine()
     return OpenedRun(task, engine, load_weights(run, weights, engine))
 
@@ -49,23 +53,24 @@ def load_weights(run: Run, weights: str, engine: Engine) -> int | None:
     file, or the directory of another run with the same model, whose best weights are used.
     """
     if weights == "last":
-        checkpoint = run.load()
+        checkpoint = run.load(_refuse)
         if checkpoint is None:
             raise InputError(f"{run.directory} has no checkpoint yet")
         tensors, source, update = _policy_tensors(checkpoint[1].tensors), run.checkpoints, checkpoint[0]
-    elif re.fullmatch(r"step-\d+", weights):
-        source = run.checkpoints / weights / TENSORS
-        if not source.exists():
-            existing = sorted(path.name for path in run.checkpoints.glob("step-*")) or ["none"]
-            raise InputError(f"{run.directory} has no checkpoint {weights}; it has {', '.join(existing)}")
-        tensors, update = _policy_tensors(read_weights(source)[0]), int(weights.removeprefix("step-"))
+    elif match := re.fullmatch(r"step-0*(\d{1,18})", weights):
+        source, update = run.checkpoints / weights, int(match[1])
+        tensors = _policy_tensors(read_checkpoint(run.checkpoints, update).tensors)
     else:
-        source = _weights_file(run, weights)
-        tensors, meta = read_weights(source)
-        update = int(meta["update"]) if "update" in meta else None
-    assert isinstance(engine.policy, nn.Module)
-    load_policy(engine.policy, tensors, str(source))
+        source, is_ours = _weights_file(run, weights)
+        tensors, meta = read_weights(source, foreign=not is_ours)
+        update = int(meta["update"]) if meta.get("update", "").isdecimal() else None
+    load_policy(policy_module(engine, "a run"), tensors, str(source))
     return update
+
+
+def _refuse(event: Event) -> None:
+    """Whoever asks for the last weights must not get others without noticing."""
+    raise InputError(f"{event.record['text']}; choose other weights with --weights")
 
 
 def _policy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -74,9 +79,10 @@ def _policy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _weights_file(run: Run, weights: str) -> Path:
+def _weights_file(run: Run, weights: str) -> tuple[Path, bool]:
+    """The file, and whether a run wrote it, so that it has a digest."""
     if weights == "best":
-        return run.best
+        return run.best, True
     path = run.directory / START if weights == "start" else Path(weights)
     if weights == "start" and not path.exists():
         raise InputError(f"{run.directory} has no {START}: only a fine-tuning has weights that it started from")
@@ -85,4 +91,4 @@ def _weights_file(run: Run, weights: str) -> Path:
             f"there are no weights {weights!r}: choose best, last, start, a checkpoint such as step-00001000, a "
             f"safetensors file, or another run's directory"
         )
-    return Run.open(path).best if path.is_dir() else path
+    return (Run.open(path).best, True) if path.is_dir() else (path, weights == "start")

@@ -1,27 +1,29 @@
 """One run, one directory: its settings, what it measured, and the checkpoints from which it can be resumed.
 
 ``config.toml``, ``metrics.jsonl``, ``events/`` for TensorBoard, ``checkpoints/``, ``best.safetensors``,
-``summary.json`` when it is finished, and ``lock``, which the writer holds. A run that is killed at any instant can be
+``summary.json`` when it is finished, and ``.lock`` while it is written to. A run that is killed at any instant can be
 resumed; what it recorded after its last checkpoint is then dropped, because it will be recorded again.
 """
 
-import fcntl
 import importlib
 import json
 import math
 import os
+import reprlib
 import time
-import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from corollout.config import read_toml, toml_text
 from corollout.errors import InputError
 from corollout.events import Callback, ignore, warning
-from corollout.files import make_folder, os_errors, read_bytes, read_json, write_file, write_json
-from corollout.training.checkpoints import State, newest_checkpoint, write_checkpoint
+from corollout.files import check_entries, os_errors, read_bytes, read_json, write_file, write_json
+from corollout.folders import FolderLock, is_empty, settle_folder, staged
+from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
+
+CONFIG = "config.toml"
 
 
 class Run:
@@ -30,7 +32,7 @@ class Run:
     A writer holds the lock of the directory until it closes or dies; readers need none, even while a run is written.
     """
 
-    def __init__(self, directory: Path, config: dict[str, Any], lock: "_Lock | None"):
+    def __init__(self, directory: Path, config: dict[str, Any], lock: FolderLock | None):
         self.directory, self.config = directory, config
         self._lock = lock
         self._metrics: IO[bytes] | None = None
@@ -38,34 +40,45 @@ class Run:
         self._purge_step: int | None = None
 
     @classmethod
-    def create(cls, directory: Path | str, config: dict[str, Any]) -> "Run":
-        """Begin a run in a directory that holds none."""
+    def create(
+        cls, directory: Path | str, config: dict[str, Any], fill: Callable[[Path], None] = lambda folder: None
+    ) -> "Run":
+        """Begin a run in a new or empty directory; ``fill`` writes what it needs besides its settings to a folder."""
         directory = Path(directory)
         text = toml_text(config)
         require_no_run(directory)
-        with _writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            lock = _Lock(directory)
+        lock = _lock(directory)
         try:
-            require_no_run(directory)  # another process may have been faster
-            make_folder(directory / "events")
-            write_file(directory / "config.toml", text)  # last: a directory with a config.toml holds a run
-            return cls(directory, read_toml(directory / "config.toml"), lock)
+            _refuse_run(directory)  # another process may have been faster
+            with _writing(directory), staged(directory, last=CONFIG) as folder:
+                (folder / "events").mkdir()
+                fill(folder)
+                write_file(folder / CONFIG, text)
+            return cls(directory, read_toml(directory / CONFIG), lock)
         except BaseException:
-            lock.close()
+            lock.release()
             raise
 
     @classmethod
     def open(cls, directory: Path | str, resume: bool = False) -> "Run":
         """Open an existing run: to resume it (then call :meth:`load` first), or only to read it."""
         directory = Path(directory)
-        if not (directory / "config.toml").exists():
-            raise InputError(f"{directory} is not a run directory: it has no config.toml")
-        config = read_toml(directory / "config.toml")
-        if not resume:
-            return cls(directory, config, None)
-        with _writing(directory):
-            return cls(directory, config, _Lock(directory))
+        if not (directory / CONFIG).is_file():
+            raise InputError(f"{directory} is not a run directory: it has no {CONFIG}")
+        lock = _lock(directory) if resume else None
+        try:
+            return cls(directory, read_toml(directory / CONFIG), lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the settings; empty if there is none."""
+        section = self.config.get(name, {})
+        if not isinstance(section, dict):
+            raise InputError(f"{self.directory / CONFIG}: {name} must be a section, not {section!r}")
+        return section
 
     @property
     def best(self) -> Path:
@@ -79,8 +92,8 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         """What :meth:`finish` wrote; None if the run is not finished."""
-        path = self.directory / "summary.json"
-        return read_json(path, "remove it to resume the run") if path.exists() else None
+        path, advice = self.directory / "summary.json", "remove it to resume the run"
+        return check_entries(read_json(path, advice), path, advice) if path.exists() else None
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``, and its numbers to TensorBoard at the step ``record["update"]``.
@@ -93,8 +106,7 @@ class Run:
         line = json.dumps(entries, allow_nan=False) + "\n"
         metrics = self._metrics_file()
         with _writing(self.directory):
-            metrics.write(line.encode())
-            metrics.flush()
+            _append(metrics, line.encode())
             update = record.get("update")
             if isinstance(update, int):
                 numbers = {
@@ -105,6 +117,18 @@ class Run:
                 self._events = self._events or _EventFile(self.directory / "events", self._purge_step)
                 self._events.scalars(update, numbers)
 
+    def measurements(self) -> list[dict[str, Any]]:
+        """The records of updates and evaluations: after which update, and numbers, lists of numbers or None by name."""
+        records = [record for record in self.records() if record["kind"] in ("update", "evaluation")]
+        for record in records:
+            where = f"{self.directory / 'metrics.jsonl'}: the record {reprlib.repr(record)}"
+            check_entries(record, where, update=int, tokens=(int, float), seconds=(int, float))
+            for name, value in record.items():
+                numbers = value if isinstance(value, list) else [value]
+                if name != "kind" and not all(isinstance(one, int | float | None) for one in numbers):
+                    raise InputError(f"{where} is damaged: its entry {name!r} is not a number")
+        return records
+
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """All records of a kind, or of every kind, in their order. An incomplete last line is left out."""
         path = self.directory / "metrics.jsonl"
@@ -113,8 +137,9 @@ class Run:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number} is not valid JSON ({error})") from error
+            check_entries(record, f"{path}, line {number}", kind=str)
             if kind is None or record["kind"] == kind:
                 records.append(record)
         return records
@@ -123,7 +148,6 @@ class Run:
         """Write a checkpoint after ``step`` updates, together with the length of the metrics at that point."""
         metrics = self._metrics_file()
         with _writing(self.directory):
-            metrics.flush()
             os.fsync(metrics.fileno())
             length = os.fstat(metrics.fileno()).st_size
         write_checkpoint(self.checkpoints, step, State(state.tensors, {"metrics": length, "state": state.values}))
@@ -133,15 +157,22 @@ class Run:
 
         If the run is resumed, all records after the checkpoint are dropped.
         """
+        if self._lock is not None:
+            settle_checkpoints(self.checkpoints)
         checkpoint = newest_checkpoint(self.checkpoints, on_event)
-        step, length = (-1, 0) if checkpoint is None else (checkpoint[0], checkpoint[1].values["metrics"])
+        step, length = -1, 0
+        if checkpoint is not None:
+            step, values = checkpoint[0], checkpoint[1].values
+            length = check_entries(values, f"the checkpoint {step} of {self.directory}", metrics=int, state=dict)[
+                "metrics"
+            ]
         if self._lock is not None:
             metrics = self._metrics_file()
             if os.fstat(metrics.fileno()).st_size < length:
                 path = self.directory / "metrics.jsonl"
                 on_event(warning(f"{path} is shorter than at the checkpoint: some records are lost"))
             else:
-                metrics.truncate(length)
+                metrics.truncate(max(length, 0))
             if self._events is not None:
                 self._events.close()
             self._events, self._purge_step = None, step + 1
@@ -156,10 +187,16 @@ class Run:
 
     def close(self) -> None:
         """Close all files and release the lock; closing again does nothing."""
-        for resource in (self._metrics, self._events, self._lock):
-            if resource is not None:
-                resource.close()
+        metrics, events, lock = self._metrics, self._events, self._lock
         self._metrics = self._events = self._lock = None
+        try:
+            with _writing(self.directory):
+                for file in (metrics, events):
+                    if file is not None:
+                        file.close()
+        finally:
+            if lock is not None:
+                lock.release()
 
     def __enter__(self) -> "Run":
         return self
@@ -175,50 +212,21 @@ class Run:
         self._require_writer()
         if self._metrics is None:
             with _writing(self.directory):
-                self._metrics = (self.directory / "metrics.jsonl").open("ab")
+                self._metrics = (self.directory / "metrics.jsonl").open("ab", buffering=0)
                 # A sudden stop may leave a last line without an end.
                 self._metrics.truncate((self.directory / "metrics.jsonl").read_bytes().rfind(b"\n") + 1)
         return self._metrics
 
 
-class _Lock:
-    """The lock of a run directory. The kernel releases it when its holder dies."""
-
-    def __init__(self, directory: Path):
-        self._file: IO[str] | None = (directory / "lock").open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            holder = self._file.read().strip()
-            self._file.close()
-            if isinstance(error, BlockingIOError):
-                raise InputError(
-                    f"run directory {directory} is in use by {holder or 'another process'}; "
-                    f"wait for it, stop it, or choose another directory"
-                ) from None
-            raise
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} (since {datetime.now().isoformat(' ', 'seconds')})\n")
-        self._file.flush()
-        _locks.add(self)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-_locks: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
-
-
-def _release_locks() -> None:
-    """A forked process must not hold the lock of its parent, which it may outlive."""
-    for lock in list(_locks):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_release_locks)
+def _append(file: IO[bytes], data: bytes) -> None:
+    """Write all of the data to an unbuffered file or, if the disk is full, nothing."""
+    start, written = os.fstat(file.fileno()).st_size, 0
+    try:
+        while written < len(data):
+            written += file.write(data[written:])
+    except OSError:
+        os.ftruncate(file.fileno(), start)
+        raise
 
 
 class _EventFile:
@@ -251,14 +259,26 @@ class _EventFile:
 
 
 def require_no_run(directory: Path) -> None:
-    """A new run needs a directory that holds none."""
+    """A new run needs a new or empty directory."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is not a directory: choose another one for the run")
-    for name in ("config.toml", "metrics.jsonl", "checkpoints"):
+    settle_folder(directory)
+    _refuse_run(directory)
+
+
+def _refuse_run(directory: Path) -> None:
+    if is_empty(directory):
+        return
+    for name in (CONFIG, "metrics.jsonl", "checkpoints"):
         if (directory / name).exists():
             raise InputError(
                 f"{directory} already holds a run ({name}): resume it with --resume, or choose another directory"
             )
+    raise InputError(f"{directory} is not empty: choose another directory for the run")
+
+
+def _lock(directory: Path) -> FolderLock:
+    return FolderLock(directory, "run directory")
 
 
 def _writing(directory: Path) -> AbstractContextManager[None]:

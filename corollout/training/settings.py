@@ -10,13 +10,15 @@ from corollout.training.base import Clock, Unit
 class PretrainSettings:
     """Maximum likelihood."""
 
-    learning_rate: float = option(1e-4, "Learning rate of Adam.", least=1e-9)
+    learning_rate: float = option(1e-4, "Learning rate of Adam.", least=1e-9, most=1_000)
     batch_size: int = option(128, "Examples in an update.", least=1)
-    epochs: int = option(100, "Maximum number of passes over the training data.", least=1)
+    epochs: int = option(100, "Maximum number of passes over the training data.", least=1, most=10**12)
     evaluate_every: int = option(1, "Epochs between evaluations on the validation data.", least=1)
     patience: int = option(10, "Stop after this many evaluations without improvement.", least=1)
-    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, formerly="clip")
-    decay: float = option(1.0, "Factor by which the learning rate is multiplied every decay-every epochs.", least=1e-9)
+    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
+    decay: float = option(
+        1.0, "Factor by which the learning rate is multiplied every decay-every epochs.", least=1e-9, most=1
+    )
     decay_every: int = option(1, "Epochs between decays of the learning rate.", least=1)
     scheduled_sampling: float = option(
         0.0, "Highest probability of feeding the model's own token.", least=0, most=1, formerly="sampling"
@@ -42,18 +44,20 @@ class FinetuneSettings:
     estimator: str = option(
         "arsm", "Gradient estimator: auto, arsm, ars-5, rloo-8, set-8, reinforce, sc, mc-2, rl_beam, …."
     )
-    learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9)
+    learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9, most=1_000)
     batch_size: int = option(16, "Contexts in an update.", least=1)
     unit: Unit = option("updates", "Unit of the budget and of evaluate-every.")
-    budget: float = option(10_000.0, "How long to train, in that unit.", least=1e-9)
-    evaluate_every: float = option(500.0, "How often to evaluate on the validation data, in that unit.", least=1e-9)
+    budget: float = option(10_000.0, "How long to train, in that unit.", least=1e-9, most=1e15)
+    evaluate_every: float = option(
+        500.0, "How often to evaluate on the validation data, in that unit.", least=1e-9, most=1e15
+    )
     reward: str = option("", "Which of the task's rewards to use; the task's default if empty.")
-    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, formerly="clip")
+    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
     seed: int = option(0, "Seed of the order of examples and of all sampling.")
     train_eval_examples: int = option(
         1_000, "Training examples that are evaluated along with the validation data.", least=1, formerly="train_tasks"
     )
-    variance_decay: float = option(0.9, "Decay of the running gradient variance.", least=0)
+    variance_decay: float = option(0.9, "Decay of the running gradient variance.", least=0, most=0.999999)
     clock: Clock = option("wall", "Measure seconds in wall-clock time or in CPU time of this process.")
     probe_every: int = option(0, "Probe variance and cost every so many updates; 0: never.", least=0)
     probes: str = option("rloo-8", "Estimators to probe besides the one in use, separated by semicolons.")

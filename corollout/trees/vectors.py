@@ -9,8 +9,10 @@ import numpy as np
 
 from corollout.errors import InputError
 from corollout.files import os_errors
+from corollout.limits import ARRAY_BYTES
 
 _SHORTEST_STEM = 4  # letters that related words share at least
+_LONGEST_LINE = 1 << 22  # bytes: enough for vectors of a hundred thousand numbers
 _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
 
 
@@ -25,8 +27,12 @@ def word_vectors(path: Path | str, words: Sequence[str]) -> tuple[np.ndarray, np
     table = _read(Path(path), set(words))
     if not table:
         raise InputError(f"{path} has vectors for none of the {len(words):,} words: check its language and case")
+    dimension = len(next(iter(table.values())))
+    ARRAY_BYTES.check(
+        4 * len(words) * dimension, f"{path}: the array of {len(words):,} vectors of {dimension:,} numbers"
+    )
     known = np.array([word in table for word in words], bool)
-    vectors = np.empty((len(words), len(next(iter(table.values())))), np.float32)
+    vectors = np.empty((len(words), dimension), np.float32)
     vectors[known] = [table[word] for word in words if word in table]
     names = sorted(table)
     alphabetical = np.stack([table[name] for name in names])
@@ -44,7 +50,9 @@ def _read(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     promised: int | None = None  # number of words, from the header
     dimension = lines = 0
     with os_errors(f"read the word vectors {path}"), path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
+        for number, raw in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+            if len(raw) > _LONGEST_LINE:
+                raise InputError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes, too long for word vectors")
             line = raw.replace(b"\t", b" ").rstrip(b" \r\n")
             if number == 1:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
@@ -52,7 +60,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
                 dimension = len(entries) - 1
                 if dimension == 0:
                     raise InputError(f"{path}, line 1: expected a word and its vector, separated by blanks")
-                if dimension == 1 and all(entry.isdigit() for entry in entries):
+                if dimension == 1 and all(entry.isdigit() and len(entry) <= 18 for entry in entries):
                     promised, dimension = map(int, entries)
                     if dimension == 0:
                         raise InputError(f"{path}, line 1: the dimension must be at least 1")
@@ -78,7 +86,8 @@ def _numbers(entries: list[bytes], path: Path, line: int) -> np.ndarray:
     try:
         vector = np.array([float(entry) for entry in entries])
     except ValueError as error:
-        raise InputError(f"{path}, line {line}: expected {len(entries)} numbers after the word: {error}") from error
+        reason = str(error)[:100]
+        raise InputError(f"{path}, line {line}: expected {len(entries)} numbers after the word: {reason}") from error
     with np.errstate(over="ignore"):
         vector = vector.astype(np.float32)
     if not np.isfinite(vector).all():

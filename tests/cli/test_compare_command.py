@@ -62,12 +62,18 @@ def test_a_table_and_a_report(corollout, tmp_path: Path):
     assert corollout("compare", "comparison", "--out", "new")[0] == 0
     assert (tmp_path / "new" / "report.html").read_text() == page
 
-    # A comparison may be made again in its folder. Runs with the same label are seeds of one method.
-    code, out, _ = corollout("compare", *runs[2:], "--by", "tokens", "--labels", "mine, mine,theirs,theirs")
-    assert code == 0
-    assert "Training, against tokens" in (folder / "report.html").read_text()
-    methods = json.loads((folder / "report.json").read_text())["numbers"]["methods"]
+    # Another comparison gets a folder of its own. Runs with the same label are seeds of one method.
+    labels = ["--labels", "mine, mine,theirs,theirs"]
+    code, out, _ = corollout("compare", *runs[2:], "--by", "tokens", *labels)
+    assert (code, "comparison-2/report.html" in out) == (0, True)
+    assert "Training, against tokens" in (tmp_path / "comparison-2" / "report.html").read_text()
+    methods = json.loads((tmp_path / "comparison-2" / "report.json").read_text())["numbers"]["methods"]
     assert [method["label"] for method in methods] == ["mine", "theirs"]
+    # Nothing is overwritten.
+    assert "is not empty" in corollout("compare", *runs, "--out", "comparison")[2]
+    (folder / "report.html").write_text("mine")
+    assert "is another page" in corollout("compare", "comparison")[2]
+    assert (folder / "report.html").read_text() == "mine"
 
 
 def test_maximum_likelihood_alone_and_a_result_without_any_record(corollout, tmp_path: Path):
@@ -107,3 +113,15 @@ def test_bad_input_is_a_sentence(corollout, tmp_path: Path, arguments: list[str]
     assert said in err
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_markup_mathematics_and_escapes_in_labels_and_paths(corollout, tmp_path: Path):
+    runs, out = some_runs(tmp_path)[:2], "[/red]x\x1b[31m"
+    code, shown, err = corollout("compare", *runs, "--out", out, "--labels", r"$\foo$,_[/b]" "\x1b[31m")
+    assert (code, err) == (0, "")
+    assert r"Report: [/red]x\x1b[31m/report.html" in shown
+    assert r"_[/b]\x1b[31m" in shown
+    page = (tmp_path / out / "report.html").read_text()
+    assert page.count(r"$\foo$") > 3
+    assert "\x1b" not in page
+    assert json.loads((tmp_path / out / "manifest.json").read_text())["command"].count(r"\x1b") == 1

@@ -5,10 +5,10 @@ import re
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from corollout.cli import progress
 from corollout.cli.progress import show_events
+from corollout.cli.terminal import Terminal
 from corollout.events import Event, Progress, warning
 from corollout.tasks.task import Metric
 
@@ -17,7 +17,7 @@ SHARE = Metric("share", "Share", " %", "examples", "the share", True)
 
 def shown(events: list[Event], terminal: bool = True, **options: Any) -> str:
     file = io.StringIO()
-    console = Console(file=file, force_terminal=terminal, width=120, color_system=None, legacy_windows=False)
+    console = Terminal(file=file, force_terminal=terminal, width=120, color_system=None, legacy_windows=False)
     with show_events(console, **options) as on_event:
         for event in events:
             on_event(event)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from corollout.config import read_toml, write_toml
+from corollout.errors import InputError
 from corollout.tasks.task import find_task
 from corollout.training.runs import Run
-from tests.support.commands import output, refusal
+from tests.support.commands import invoke, output, refusal
 from tests.support.small_karel import MODEL, small_run
 
 SMALL = "--largest-world 4 --channels 2 --blocks 0 --pair-width 8 --embedding 4 --hidden 8 --max-length 9"
@@ -118,3 +119,15 @@ def test_a_task_that_needs_data_says_how_to_get_it(task: str, tmp_path: Path):
     assert f"the task {task} needs data" in said
     assert "--data" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_that_cannot_be_saved_are_printed(run: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise InputError("cannot write evaluation-val.json: Read-only file system")
+
+    monkeypatch.setattr("corollout.cli.evaluate.save_evaluation", refuse)
+    result = invoke("evaluate", run, "--split", "val", "--beam", "0", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["generalization"] >= 0) == (0, True)
+    assert result.stderr == (
+        "warning: the numbers are not saved: cannot write evaluation-val.json: Read-only file system\n"
+    )

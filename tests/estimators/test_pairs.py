@@ -28,3 +28,11 @@ def test_the_number_of_branches_per_token(per_step: float, wanted: int):
     branches = Pairs(per_step=per_step).plan(mains, noise).branches
     assert len(branches) == wanted
     assert not bool((branches.token == mains.tokens[branches.parent, branches.step]).any())
+
+
+def test_differences_of_long_ago_are_forgotten():
+    """Decayed for thousands of batches, they are too small to divide by."""
+    gaps = torch.ones(2, 64, dtype=torch.float64)
+    gaps[1] = 0.0
+    gaps[1, 3] = 2e-323
+    assert Pairs(gaps=gaps)._gap(torch.arange(64)).tolist() == [1.0] * 64

@@ -265,3 +265,23 @@ def test_estimators_outside_the_package(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         with pytest.raises(InputError, match=message):
             make_estimator(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"rloo-{'9' * 5000}", "there is no estimator 'rloo-999"),
+        (f"arsm:budget={'9' * 5000}", "ARS needs budget to be a whole number, not '999"),
+        (f"set-2:k={'9' * 5000}", "set-2 was given|has no option|not '999"),
+        ("arsm:samples=1.5e999", "ARS needs samples to be a whole number"),
+        ("x" * 10**6, "there is no estimator 'xxx"),
+        (f"{'9' * 10**5}x", "there is no estimator '999"),
+        (f"arsm:{'y' * 10**6}=1", "arsm has no option 'yyy"),
+        (f"arsm:{'z' * 10**6}", "options of arsm are written as in"),
+        (f"{'m' * 10**6}:Class", "cannot import 'mmm"),
+    ],
+)
+def test_very_long_names_are_refused_in_one_short_sentence(name: str, message: str):
+    with pytest.raises(InputError, match=message) as caught:
+        make_estimator(name)
+    assert len(str(caught.value)) < 700

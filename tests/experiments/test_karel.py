@@ -100,6 +100,15 @@ def test_data_is_generated_once_and_files_of_the_user_are_only_read(tmp_path: Pa
         TABLE1.run(SweepSettings(out=tmp_path / "nowhere", report_only=True))
 
 
+def test_files_of_the_user_in_the_output_folder_are_left_alone(tmp_path: Path):
+    (tmp_path / "out" / "data").mkdir(parents=True)
+    mine = tmp_path / "out" / "data" / "train.json"
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="out is not empty: choose another with --out"):
+        TABLE1.run(SweepSettings(out=tmp_path / "out", scale="tiny"))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+
+
 def small_karel(out: Path, experiment: SweepExperiment, methods: list[str], seeds: list[int]) -> None:
     """The smallest plan in a folder."""
     open_sweep(experiment.spec, out, "tiny", seeds=seeds, methods=methods)

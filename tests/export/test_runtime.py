@@ -84,11 +84,11 @@ def test_beams_are_pytorchs(model: Exported, ours: runtime.Captioner, size: int)
 
 
 def test_a_beam_that_is_wider_than_the_vocabulary(tmp_path: Path):
-    for tree in (None, balanced_tree(5)):
+    for name, tree in (("softmax", None), ("tree", balanced_tree(5))):
         engine = captioner(tree, vocab=5, longest=2)
-        write_export(tmp_path / "export", engine, WORDS[:5])
+        write_export(tmp_path / name, engine, WORDS[:5])
         (expected,) = by_pytorch(engine, features(1), Sampler("beam", 30))
-        (found,) = runtime.Captioner.load(tmp_path / "export", compiled=False).beams(features(1), 30)
+        (found,) = runtime.Captioner.load(tmp_path / name, compiled=False).beams(features(1), 30)
         assert [one.tokens for one in found] == [one.tokens for one in expected]
         assert len(found) == 1 + 4 * 5
 
@@ -251,9 +251,12 @@ DAMAGES: list[tuple[Any, str]] = [
     (lambda w: w.write_bytes(w.read_bytes()[:-3]), "damaged or not a safetensors file: it ends within 'children'"),
     (lambda w: w.write_bytes((2).to_bytes(8, "little") + b"[]"), "{w} is damaged or no"),
     (lambda w: w.write_bytes((2).to_bytes(8, "little") + b"\xff\xff"), "{w} is damaged or no"),
-    (lambda w: header(w, '"shape"', '"shapes"'), "damaged or not a safetensors file: KeyError('shape')"),
+    (
+        lambda w: header(w, '"shape"', '"shapes"'),
+        "safetensors file: its header is not valid (KeyError: 'shape')",
+    ),
     (lambda w: header(w, f'"shape":[{WIDTH}]', f'"shape":[{WIDTH + 1}]'), "is not as long as its shape"),
-    (lambda w: rewritten(w, bias=np.zeros(120)), "{w}: 'bias' has the type F64, but only F32 and I32 are supported"),
+    (lambda w: rewritten(w, bias=np.zeros(120)), "{w}: 'bias' has the type 'F64', but only F32 and I32 are supported"),
     (lambda w: rewritten(w, bias=np.zeros(120, np.int32)), "{w}: 'bias' is int32 of shape [120], but should be F32"),
     (lambda w: rewritten(w, bias=np.zeros(7, np.float32)), "'bias' is float32 of shape [7], but should be F32 of"),
     (lambda w: rewritten(w, shift=None), "{w} has no 'shift': export it again"),
@@ -285,7 +288,18 @@ def test_other_files_are_checked_too(folder: Path, outside: ModuleType, tmp_path
     refused("does not belong to an exported captioner", "model.json", "[]")
     refused("has version 2, but this runtime reads version 1", "model.json", json.dumps({**model, "version": 2}))
     short = {name: entry for name, entry in model.items() if name != "longest"}
-    refused(r"is damaged \(KeyError\('longest'\)\)", "model.json", json.dumps(short))
+    refused("does not have the sizes of a model", "model.json", json.dumps(short))
+    for said, change in (
+        ("does not have the sizes of a model", {"sizes": []}),
+        ("does not have the sizes of a model", {"sizes": {**model["sizes"], "hidden": "8"}}),
+        ("does not have the sizes of a model", {"longest": -1}),
+        ("does not name the tokens of start and end", {"bos": 10**6}),
+        ("does not name the tokens of start and end", {"eos": None}),
+        ("does not name a head", {"head": ["tree"]}),
+        ("has no digests", {"digests": []}),
+    ):
+        refused(said, "model.json", json.dumps({**model, **change}))
+    refused("is not valid JSON", "model.json", "[" * 100_000)
     refused("weights.safetensors is not what was exported", "weights.safetensors", "x")
     refused("vocabulary.txt is not what was exported", "vocabulary.txt", words.replace("w1\n", "w-1\n"))
     refused("has 119 words", "vocabulary.txt", words.replace("w1\n", ""), verify=False)

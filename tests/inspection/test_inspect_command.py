@@ -153,7 +153,7 @@ def test_the_page_has_all_branches_in_one_file(moved: Moved, tmp_path: Path, cap
         assert page.count("circle", "marker") + page.count("rect", "marker") == markers
         assert page.count("rect", "wall") == sum(len(world.walls) for world in worlds)
         assert "&lt;/s&gt;" in source
-        assert "http" not in source
+        assert "://" not in source
         return
     text, tokens = squeezed(page.text), found.view.tokens
     for said in (" ".join(tokens(main.sequence)), *caption_view(found).references, "val-1.png", "reward, cider-d"):

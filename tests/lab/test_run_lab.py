@@ -142,7 +142,7 @@ def test_a_folder_of_other_settings_is_refused(task: Task, tmp_path: Path):
     refused(r"other settings \(weights: ", make_engine(make_policy(1)))
     refused(r"mine was measured as RLOO\(samples=2.*and is now RLOO\(samples=3", samples=3)
     (tmp_path / FILE).write_text("{}")
-    refused(r"cannot read .*measurements.json")
+    refused(r"measurements.json is damaged: its entry 'settings'")
     (tmp_path / FILE).unlink()
     refused(r"reference.safetensors belongs to another lab", seed=1)
     (tmp_path / REFERENCE).unlink()

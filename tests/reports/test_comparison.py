@@ -86,7 +86,7 @@ def test_the_best_score_until_a_limit_is_interpolated(tmp_path: Path):
     run = make_run(tmp_path / "run", "sc", updates=2, evaluations=0)
     with (run / "metrics.jsonl").open("w") as file:
         for tokens, score in ((0, 0.2), (100, 0.4), (200, 0.1), (300, 0.5)):
-            record = {"kind": "evaluation", "update": tokens, "tokens": tokens, "generalization": score}
+            record = {"kind": "evaluation", "update": tokens, "tokens": tokens, "seconds": 1.0, "generalization": score}
             file.write(json.dumps(record) + "\n")
     best = [read_run(run).best_until("tokens", limit) for limit in (0, 50, 100, 200, 275, 300, 1000)]
     assert best == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.5])

@@ -1,15 +1,16 @@
 """Shrunk and fitted baselines, the slow and obvious way: dense gradients, plain means and least squares."""
 
+import math
 import statistics
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from corollout.estimators import baselines
-from corollout.estimators.baselines import Evidence, Fit
+from corollout.estimators.baselines import Evidence
 from corollout.estimators.plans import rows_by_context
 from corollout.noise import Noise
 from corollout.trees import balanced_tree
@@ -19,10 +20,12 @@ from tests.support.tree_problems import TreeProblem, words_of_five
 
 # Evidence of earlier batches for a larger α and a smaller β.
 PAST = Evidence(
-    torch.tensor([[3.0, 0.7], [0.7, 2.0]], dtype=torch.float64),
-    torch.tensor([0.9, -0.8], dtype=torch.float64),
-    *(torch.tensor(x, dtype=torch.float64) for x in (5.0, 4.0, 6.0)),
+    weight=torch.tensor(5.0, dtype=torch.float64),
+    mean=torch.tensor(0.4, dtype=torch.float64),
+    spread=torch.tensor(6.0, dtype=torch.float64),
+    products=torch.tensor([[3.0, 0.7, 0.9], [0.7, 2.0, -0.8], [0.9, -0.8, 4.0]], dtype=torch.float64),
 )
+PAST_ALONE = replace(PAST, products=PAST.products[1:, 1:])  # of sequences that are alone in their contexts
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,14 @@ class Members:
     baselines: list[float]
     scores: list[dict[Hashable, float]]
 
+    alone: bool = False  # whether each sequence is the only one that is drawn, and has no baseline
+
     @property
     def valid(self) -> bool:
         return all(r == r for r in self.rewards)
+
+    def baselines_or(self, centre: float) -> list[float]:
+        return [centre] if self.alone else self.baselines
 
 
 def plain_shrunk(contexts: list[Members], i: int) -> list[float]:
@@ -58,36 +66,48 @@ def plain_shrunk(contexts: list[Members], i: int) -> list[float]:
 
 
 def plain_fitted(contexts: list[Members], i: int, past: Evidence | None = None) -> list[float]:
-    """The baselines α + β m of context i with the α and β that make the gradients of the other contexts shortest.
+    """The baselines m + α + γ (m − c) of context i with the α and γ that make the gradients of the other contexts
+    shortest; c is the mean of their rewards, and stands for the m of a sequence that is alone in its context.
 
-    Least squares over all entries of all gradients, and two more for the prior: α = 0 in units of the rewards' size and
-    β = 1, each as precise as the gradient of one context.
+    Least squares over all entries of all gradients, and two more for the prior: α = 0 in units of the rewards'
+    deviation and γ = 0, each as precise as the gradient of one context.
     """
     others = [c for j, c in enumerate(contexts) if j != i and c.valid]
-    blocks = [_equations(c) for c in others]
-    length = sum(float((wanted**2).sum()) for _, wanted in blocks)
-    squares = sum(w * r**2 for c in others for w, r in zip(c.weights, c.rewards, strict=True))
-    count = float(len(others))
+    pairs = [(w, r) for c in others for w, r in zip(c.weights, c.rewards, strict=True)]
+    count, total = math.fsum(w for w, _ in pairs), math.fsum(w * r for w, r in pairs)
     if past is not None:
-        # Two equations with the same normal equations as the past's.
-        root = torch.linalg.cholesky(past.matrix)
-        blocks.append((root.T, torch.linalg.solve(root, past.right)))
-        length, squares = length + float(past.length), squares + float(past.reward)
-        count += float(past.contexts)
-    prior = torch.tensor([length / squares, length / count] if length > 0 else [1.0, 1.0], dtype=torch.float64)
-    blocks.append((prior.sqrt().diag(), torch.zeros(2, dtype=torch.float64)))
+        count, total = count + float(past.weight), total + float(past.weight * past.mean)
+    if count == 0:
+        return contexts[i].baselines
+    centre = total / count
+    blocks = [_equations(c, centre) for c in others]
+    squares = math.fsum(w * (r - centre) ** 2 for w, r in pairs)
+    if past is not None:
+        # Equations with the same normal equations as the past's, about this centre.
+        root = torch.linalg.cholesky(past.products).mT.clone()
+        move = float(past.mean) - centre
+        root[:, 1] += move * root[:, 0]
+        design = root[:, :2] if len(root) == 3 else root[:, :1] * torch.tensor([1.0, 0.0])
+        blocks.append((design, root[:, -1]))
+        squares += float(past.spread) + float(past.weight) * move**2
+    length = sum(float((wanted**2).sum()) for _, wanted in blocks)
+    # α in units of the deviation: without any, it is zero.
+    unit = torch.tensor([(squares / count) ** 0.5, 1.0], dtype=torch.float64)
+    blocks.append((torch.eye(2).double() * ((length / count) ** 0.5 or 1.0), torch.zeros(2).double()))
     design, wanted = (torch.cat(part) for part in zip(*blocks, strict=True))
-    alpha, change = torch.linalg.lstsq(design, wanted[:, None]).solution.squeeze(1).tolist()
-    return [alpha + (1 + change) * m for m in contexts[i].baselines]
+    design[:-2] *= unit
+    alpha, gamma = (unit * torch.linalg.lstsq(design, wanted[:, None]).solution.squeeze(1)).tolist()
+    return [m + alpha + gamma * (m - centre) for m in contexts[i].baselines_or(centre)]
 
 
-def _equations(context: Members) -> tuple[Tensor, Tensor]:
-    """Σ_s w_s (α + (β − 1) m_s) ∇ log p(s) should be Σ_s w_s (r_s − m_s) ∇ log p(s), entry by entry."""
+def _equations(context: Members, centre: float) -> tuple[Tensor, Tensor]:
+    """Σ_s w_s (α + γ (m_s − c)) ∇ log p(s) should be Σ_s w_s (r_s − m_s) ∇ log p(s), entry by entry."""
     logits = sorted({logit for score in context.scores for logit in score}, key=repr)
     design, wanted = torch.zeros(len(logits), 2).double(), torch.zeros(len(logits)).double()
-    for w, r, m, score in zip(context.weights, context.rewards, context.baselines, context.scores, strict=True):
+    baselines = context.baselines_or(centre)
+    for w, r, m, score in zip(context.weights, context.rewards, baselines, context.scores, strict=True):
         dense = torch.tensor([score.get(logit, 0.0) for logit in logits], dtype=torch.float64)
-        design += torch.outer(dense, torch.tensor([w, w * m], dtype=torch.float64))
+        design += torch.outer(dense, torch.tensor([w, w * (m - centre)], dtype=torch.float64))
         wanted += w * (r - m) * dense
     return design, wanted
 
@@ -121,7 +141,8 @@ def fits_are_scale_free() -> bool:
     mean = (reward.sum(1, keepdim=True) - reward) / 2
     weight, valid = torch.full_like(reward, 1 / 3), torch.ones(5, dtype=torch.bool)
     one, *others = (
-        Fit.from_rewards(weight, reward, mean, scale * products, valid).correction(None) for scale in (1.0, 1e-8, 1e8)
+        baselines.fitted_baseline(Evidence.from_rewards(weight, reward, mean, scale * products, valid), None, mean)
+        for scale in (1.0, 1e-8, 1e8)
     )
     return all(torch.allclose(other, one, rtol=1e-6) for other in others)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from corollout.tasks.karel import machine
+from corollout.tasks.karel import World, machine
+from corollout.tasks.karel.grids import pack
 from corollout.training.runs import Run
 from corollout.training.start import resume_run
 
@@ -39,7 +40,7 @@ def attempt(directory: Path, delay: float | None) -> bool:
 
 
 def main(directory: Path, kills: int, seed: int, longest: float) -> None:
-    world = machine.Grids(np.zeros((1, 1, 3, 3), np.uint8), np.zeros((1, 1, 2), np.int16))
+    world = pack([World(2, 2, (0, 0, 0))], side=4)[None]
     machine.judge(machine.Programs.pack([[]]), np.zeros(1, np.int64), world, world)  # compiled before the first fork
     chance = random.Random(seed)
     done, updates = 0, []

@@ -20,7 +20,7 @@ from corollout.estimators import (
     Vine,
 )  # fmt: skip
 from corollout.noise import Noise
-from tests.support.baseline_reference import PAST
+from tests.support.baseline_reference import PAST, PAST_ALONE
 from tests.support.enumeration import Problem
 from tests.support.literal_formulas import FORMULAS
 from tests.support.literal_world import TreeWorld, World
@@ -66,6 +66,7 @@ ESTIMATORS: list[Estimator] = [
     RLOO(samples=2, baseline="shrunk"),
     RLOO(samples=3, baseline="fitted"),
     RLOO(samples=2, baseline="fitted", past=PAST),
+    Reinforce(baseline="fitted", past=PAST_ALONE),
     GRPO(samples=3),
     Vine(completions=1),
     Vine(completions=2, samples=3),

@@ -181,7 +181,8 @@ def _with_other_contexts(
     for rows in groups:
         means = [sum((mix(rows, s, o) * rewards[i] for o, i in enumerate(rows)), 0.0) for s in range(len(rows))]
         weights = [weight(rows, s) for s in range(len(rows))]
-        contexts.append(Members(weights, [rewards[i] for i in rows], means, [world.whole_score(i) for i in rows]))
+        scores = [world.whole_score(i) for i in rows]
+        contexts.append(Members(weights, [rewards[i] for i in rows], means, scores, estimator.sampler.count == 1))
     advantages = {}
     for i, (rows, members) in enumerate(zip(groups, contexts, strict=True)):
         if estimator.baseline == "shrunk":

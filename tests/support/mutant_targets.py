@@ -70,16 +70,21 @@ TARGETS: dict[str, list[str]] = {
     "plans.GroupPlan.gradient": [*GROUP_CASES, "bt-rloo-3"],
     "plans.GroupPlan._above_baseline": ["groups", *GROUP_CASES],
     "plans.SetPlan.gradient": SET_CASES,
-    "plans.SetPlan._baselines": SET_CASES,
+    "plans.SetPlan._baselines": ["fits", *SET_CASES],
     "plans.rows_by_context": ["tables"],
     "plans.score_gradient": ["rloo-2", "set-2", "set-4-masked", "bt-rloo-3"],
     "sets.UnorderedSet.plan": SET_CASES,
     "sets.set_weights": ["sets"],
     "sets._chunk_weights": ["sets", "set-2", "set-5"],
     "sets._log_one_minus_exp_minus_exp": ["sets"],
-    "baselines.Fit.from_rewards": ["fits", *FIT_CASES],
-    "baselines.Fit.correction": ["fits", *FIT_CASES],
-    "baselines._sum_over_others": ["fits", *FIT_CASES],
+    "baselines.Moments.merged": ["shrunk", "fits"],
+    "baselines.Moments._about": ["shrunk", "fits"],
+    "baselines.Evidence.from_rewards": ["fits", *FIT_CASES],
+    "baselines.Evidence.coefficients": ["fits", *FIT_CASES],
+    "baselines.Evidence._about": ["fits", *FIT_CASES],
+    "baselines.fitted_baseline": ["fits", *FIT_CASES],
+    "baselines.over_others": ["shrunk", "fits", *FIT_CASES],
+    "baselines._running": ["shrunk", "fits", *FIT_CASES],
     "baselines.shrunk_baseline": ["shrunk", "rloo-2-shrunk", "reinforce-shrunk"],
     "baselines.inner_products": ["products", *FIT_CASES],
     "baselines._softmax_products": ["products", *FIT_CASES],
@@ -148,13 +153,16 @@ _NOT_ONE = "entries of zero add nothing, and no sum is exactly 1"
 _ROOM = "room for more than is written"
 _EMPTY = "one empty group more"
 _CHUNKS = "other chunks, of the same sets"
-_ZERO_VARIATE = "for a variate of zero the right side is zero, too"
 HARMLESS: dict[tuple[str, str, str], str] = {
     ("plans.score_gradient", "tokens = torch.where(mask,", "0 -> 1"): "nothing is added at these positions",
-    ("plans.GroupPlan._above_baseline", "shared_reward =", "0.0 -> 1.0"): "times a share of zero",
+    ("plans.GroupPlan._above_baseline", "reward = torch.where", "0.0 -> 1.0"): "times a share of zero",
+    (
+        "plans.GroupPlan._above_baseline",
+        "reward = torch.where",
+        "rewards - lowest -> rewards + lowest",
+    ): "the same shift",
     ("plans.GroupPlan._above_baseline", "groups =", "1 -> 2"): _EMPTY,
     ("plans.GroupPlan._above_baseline", "groups =", "0 -> 1"): _EMPTY,
-    ("plans.GroupPlan._above_baseline", "total_share = torch.where", "0.0 -> 1.0"): "the baseline is then 0 / 1",
     ("plans.GroupPlan._above_baseline", "return above /", "1 -> 2"): "a single reward is its own mean",
     ("plans.SetPlan._baselines", "reward = torch.where(self.table >= 0,", "0.0 -> 1.0"): "times a weight of zero",
     ("plans.SetPlan._baselines", "reward = torch.where(valid", "0.0 -> 1.0"): "in a context that is left out",
@@ -168,12 +176,20 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ("noise.conditional_gumbels", "v = maximum", "0.6931 -> 1.6931"): "both forms are precise between the two bounds",
     ("tree_head.TreeHead.perturbed_by_levels", "drawn = exponential(", "2 -> 3"): "more numbers than are read",
     ("tree_head.TreeHead.perturbed_by_levels", "leaf = below < 0", "0 -> 1"): "node 0 is the root, and below no other",
-    ("baselines.Fit.correction", "ridge = torch.where((diagonal", "1.0 -> 2.0"): _ZERO_VARIATE,
-    (
-        "baselines.Fit.correction",
-        "ridge = torch.where((diagonal",
-        "(diagonal > _TINY) & (ridge > _TINY) -> (diagonal > _TINY) | (ridge > _TINY)",
-    ): _ZERO_VARIATE,
+    ("baselines.Moments.merged", "mean = self.mean +", "0.0 -> 1.0"): "without any weight, both means are zero",
+    ("baselines.Evidence.coefficients", "noise =", "0.0 -> 1.0"): "without any weight, the right side is zero, too",
+    ("baselines.Evidence.coefficients", "ridge = torch.where(", "1.0 -> 2.0"): "then all is zero but the ridge",
+    **{
+        (f"baselines.Evidence.{function}", line, change): "the last of two or three equal dimensions"
+        for function, line, change in (
+            ("coefficients", "least =", "-1 -> 1"),
+            ("coefficients", "identity =", "-1 -> 1"),
+            ("coefficients", "return torch.nn.functional.pad(", "-1 -> 1"),
+            ("_about", "size =", "-1 -> 1"),
+            ("_about", "size =", "1 -> 2"),
+        )
+    },
+    ("baselines.shrunk_baseline", "count =", "0 -> 1"): "means and variances have the same weights",
     ("baselines._softmax_products", "tokens = torch.where(", "0 -> 1"): "a position that is not counted",
     (
         "values.Vine.plan",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from corollout.errors import InputError
-from corollout.text_metrics import Bleu, Cider, DocumentFrequencies, References, RougeL, Tokens
+from corollout.text_metrics import Bleu, Cider, DocumentFrequencies, References, RougeL, Tokens, ngrams
 from tests.support.errors import refused
 from tests.support.text_metrics import (
     PublicScores,
@@ -186,3 +186,21 @@ def test_other_invalid_arguments():
     ):
         with pytest.raises(InputError):
             Tokens.padded(np.zeros(shape, dtype), np.array(lengths))
+
+
+def test_repetitions_are_counted_in_long_sequences_as_in_short_ones():
+    random = np.random.default_rng(0)
+    for length, words in ((0, 2), (1, 2), (3, 1), (40, 2), (300, 5), (900, 40)):
+        tokens = random.integers(0, words, length).astype(np.int32)
+        slow, fast = np.full((2, length, ngrams.LONGEST), -7, np.int32)
+        ngrams.count_repetitions(tokens, slow)
+        ngrams._count_in_tree(tokens, fast)
+        assert np.array_equal(slow, fast)
+
+
+@pytest.mark.parametrize(
+    ("flat", "starts"), [([1, 2], [0, 3]), ([1, 2], [0, -1, 2]), ([1, 2], [1, 2]), ([1, 2], []), ([-1, 2], [0, 2])]
+)
+def test_sequences_that_reach_beyond_their_tokens_are_refused(flat: list[int], starts: list[int]):
+    with pytest.raises(InputError, match="starts"):
+        ngrams.Tokens(np.array(flat, np.int32), np.array(starts, np.int64))

@@ -1,7 +1,9 @@
 """Training in run directories: when it evaluates, what it keeps, and that it can be resumed."""
 
+import math
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import torch
 from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Event, ignore
 from corollout.files import read_weights
+from corollout.signals import STOPS, exit_code
 from corollout.training import Run, Schedule, fit
 from corollout.training.base import BaseTrainer, load_policy
+from corollout.training.checkpoints import State
 from tests.support.small_task import eval_weights, make_mle_trainer, make_policy, make_trainer, weights
 
 MAKERS = [partial(make_trainer, "arsm"), make_mle_trainer, partial(make_mle_trainer, ema_decay=0.8)]
@@ -96,9 +100,12 @@ def test_evaluations_and_the_best_weights(tmp_path: Path):
     assert fit_in(tmp_path / "run", Schedule("updates", 9, 1)) == summary
 
 
-def interrupt_after_four(event: Event) -> None:
+def signal_after_four(event: Event, number: int = signal.SIGINT) -> None:
     if event.kind == "update" and event.record["update"] == 4:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+
+
+interrupt_after_four = signal_after_four
 
 
 def test_averaged_weights_are_evaluated_and_kept(tmp_path: Path):
@@ -147,6 +154,135 @@ def test_an_interrupted_run_is_saved_and_resumed(tmp_path: Path, make: Any):
     assert "warning" not in {event.kind for event in events}
     assert torch.equal(weights(whole.policy), weights(second.policy))
     assert [r["update"] for r in Run.open(tmp_path / "run").records("update")] == list(range(1, 10))
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in r.items() if key != "seconds"} for r in Run.open(directory).records()]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_every_signal_saves(tmp_path: Path, number: signal.Signals):
+    before = [signal.getsignal(each) for each in STOPS]
+    with pytest.raises(Interrupted, match="stopped after update 4, which is saved in"):
+        fit_in(tmp_path / "run", Schedule("updates", 9, 5), on_event=partial(signal_after_four, number=number))
+    assert exit_code() == 128 + number
+    assert [signal.getsignal(each) for each in STOPS] == before
+    checkpoint = Run.open(tmp_path / "run").load()
+    assert checkpoint is not None
+    assert checkpoint[0] == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_stays_ignored(tmp_path: Path, number: signal.Signals):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        summary = fit_in(
+            tmp_path / "run", Schedule("updates", 6, 5), on_event=partial(signal_after_four, number=number)
+        )
+    finally:
+        signal.signal(number, before)
+    assert summary["updates"] == 6
+
+
+@pytest.mark.parametrize("evaluation", [1, 2, 3])  # before the first update, on the way, and at the end
+@pytest.mark.parametrize("make", MAKERS[1:])
+def test_an_evaluation_is_interrupted_at_once_and_repeated(tmp_path: Path, evaluation: int, make: Any):
+    """Whatever weights were evaluated, those of the last update are saved."""
+
+    class Stopping(Scores):
+        def __call__(self) -> dict[str, float]:
+            if self.calls + 1 == evaluation:
+                self.calls = -1
+                os.kill(os.getpid(), signal.SIGTERM)
+                pytest.fail("the evaluation goes on")
+            return super().__call__()
+
+    schedule = Schedule("updates", 6, 3)
+    fit_in(tmp_path / "whole", schedule, make(), Scores(0.1))
+    with pytest.raises(Interrupted, match=f"stopped after update {3 * (evaluation - 1)}"):
+        fit_in(tmp_path / "run", schedule, make(), Stopping(0.1))
+    fit_in(tmp_path / "run", schedule, make(), Scores(0.1))
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    assert Run.open(tmp_path / "run").best.read_bytes() == Run.open(tmp_path / "whole").best.read_bytes()
+
+
+def test_a_second_signal_ends_at_once_and_saves_nothing_half_done(tmp_path: Path):
+    def insist(event: Event) -> None:
+        if event.kind == "update" and event.record["update"] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    schedule = Schedule("updates", 6, 3)
+    with pytest.raises(KeyboardInterrupt):
+        fit_in(tmp_path / "run", schedule, on_event=insist)
+    fit_in(tmp_path / "whole", schedule)
+    fit_in(tmp_path / "run", schedule)
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", ["checkpoint", "evaluation"])
+def test_the_best_weights_are_those_that_the_checkpoint_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+):
+    """A run that is killed between the checkpoint and the best weights, and does better before than after it."""
+    schedule, scores, target = Schedule("updates", 6, 3), Scores(0.1, 0.9), {"evaluation": "save", "checkpoint": "best"}
+
+    def die(*arguments: Any) -> None:
+        raise Killed
+
+    def kill(event: Event) -> None:
+        if event.kind == "evaluation" and event.record["update"] == 3:
+            where = (Run, "save") if target[after] == "save" else (sys.modules["corollout.training.fit"], "_write_best")
+            monkeypatch.setattr(*where, die)
+
+    with pytest.raises(Killed):
+        fit_in(tmp_path / "run", schedule, evaluate=scores, on_event=kill)
+    monkeypatch.undo()
+    summary = fit_in(tmp_path / "run", schedule, evaluate=Scores(0.05))
+    assert summary["best_update"] == {"checkpoint": 3, "evaluation": 0}[after]
+    assert read_weights(Run.open(tmp_path / "run").best)[1]["update"] == str(summary["best_update"])
+
+
+def test_best_weights_that_are_lost_are_replaced_by_the_next_best(tmp_path: Path):
+    schedule, warnings = Schedule("updates", 9, 3), []
+    with pytest.raises(Interrupted):
+        fit_in(tmp_path / "run", schedule, evaluate=Scores(0.9), on_event=interrupt_after_four)
+    run = Run.open(tmp_path / "run")
+    run.best.write_bytes(run.best.read_bytes()[:-1])
+    summary = fit_in(tmp_path / "run", schedule, evaluate=Scores(0.2, 0.1), on_event=warnings.append)
+    said = [event.record["text"] for event in warnings if event.kind == "warning"]
+    assert ["best.safetensors is damaged" in text for text in said] == [True]
+    assert (summary["best_update"], summary["best_score"]) == (6, 0.2)
+    assert read_weights(run.best)[1]["update"] == "6"
+
+
+@pytest.mark.parametrize("unit", ["tokens", "seconds", "updates"])
+def test_evaluations_that_are_due_at_every_instant_end(tmp_path: Path, unit: Any):
+    total = {"tokens": 100, "seconds": 0.05, "updates": 4}[unit]
+    summary = fit_in(tmp_path / "run", Schedule(unit, total, 1e-9), make_trainer(clock="cpu"))
+    evaluated = [record["update"] for record in Run.open(tmp_path / "run").records("evaluation")]
+    assert evaluated == list(range(summary["updates"] + 1))
+
+
+DUE = [(3, 0, 3), (3, 3, 6), (3, 5, 6), (3, 9, 10), (3, 10, math.inf), (1e-300, 7, 7), (0.1, 0.3, 0.4)]
+
+
+@pytest.mark.parametrize(("every", "reached", "expected"), DUE)
+def test_when_the_next_evaluation_is_due(every: float, reached: float, expected: float):
+    due = Schedule("tokens", 10, every).next_evaluation(reached)
+    assert due > reached
+    assert due == pytest.approx(expected)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path):
+    with Run.create(tmp_path / "run", {}) as run:
+        run.save(3, State({}, {"other": 1}))
+    with pytest.raises(InputError, match=r"update 3 in .* is not one of this training"):
+        fit_in(tmp_path / "run", Schedule("updates", 9, 3))
 
 
 def test_a_schedule_without_length_is_refused():

@@ -73,7 +73,7 @@ def test_a_run_from_start_to_end(tmp_path: Path):
     assert read.best == directory / "best.safetensors"
     assert scalars(directory) == [(1, "update/reward", 0.5)]
     assert load(read)[1].values == {"number": 1}
-    files = {"config.toml", "metrics.jsonl", "events", "checkpoints", "lock", "summary.json"}
+    files = {"config.toml", "metrics.jsonl", "events", "checkpoints", "summary.json"}
     assert {path.name for path in directory.iterdir()} == files
 
 
@@ -96,7 +96,7 @@ def test_a_directory_with_a_run_is_refused(tmp_path: Path, name: str):
     (tmp_path / name).touch()
     with pytest.raises(InputError, match=r"already holds a run .*--resume"):
         Run.create(tmp_path, CONFIG)
-    assert not (tmp_path / "lock").exists()
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_directories_that_cannot_be_used(tmp_path: Path):
@@ -112,10 +112,17 @@ def test_directories_that_cannot_be_used(tmp_path: Path):
         with pytest.raises(InputError, match=message):
             make()
     assert not (tmp_path / "run").exists()
-    # What is left of a run that was killed while it was created
-    (tmp_path / "killed" / "events").mkdir(parents=True)
-    (tmp_path / "killed" / "lock").touch()
+    # What is left of a run that was killed while it was created: before and after its files were complete
+    (tmp_path / "killed" / ".temporary-staging.0123456789ab" / "events").mkdir(parents=True)
+    (tmp_path / "killed" / ".lock").touch()
     Run.create(tmp_path / "killed", CONFIG).close()
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {"config.toml", "events"}
+    (tmp_path / "killed" / ".complete.0123456789ab.config.toml").mkdir()
+    for name in ("config.toml", "events"):
+        (tmp_path / "killed" / name).rename(tmp_path / "killed" / ".complete.0123456789ab.config.toml" / name)
+    with pytest.raises(InputError, match=r"already holds a run .*--resume"):
+        Run.create(tmp_path / "killed", CONFIG)
+    Run.open(tmp_path / "killed", resume=True).close()
 
 
 def test_records_after_the_checkpoint_are_dropped(tmp_path: Path):
@@ -212,7 +219,7 @@ def test_one_writer_at_a_time(tmp_path: Path):
             assert process.stdout.readline() == "ready\n"
             with pytest.raises(InputError, match=rf"in use by process {process.pid} \(since 2"):
                 Run.open(tmp_path, resume=True)
-            with pytest.raises(InputError, match="already holds a run"):
+            with pytest.raises(InputError, match=f"in use by process {process.pid} "):
                 Run.create(tmp_path, {})
             assert Run.open(tmp_path).records() == []
         finally:
@@ -220,11 +227,9 @@ def test_one_writer_at_a_time(tmp_path: Path):
     with Run.open(tmp_path, resume=True):
         second = subprocess.run([*command, "open"], capture_output=True, text=True, check=False)
         assert f"in use by process {os.getpid()} " in second.stderr
-        # In this process too, and while the directory is being made
-        (tmp_path / "config.toml").rename(tmp_path / "elsewhere")
+        # In this process too
         with pytest.raises(InputError, match=f"in use by process {os.getpid()} "):
-            Run.create(tmp_path, CONFIG)
-    (tmp_path / "elsewhere").rename(tmp_path / "config.toml")
+            Run.open(tmp_path, resume=True)
     Run.open(tmp_path, resume=True).close()
 
 

@@ -1,6 +1,7 @@
 """The training loop, the variance of its gradients and evaluation, against plain formulas."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from corollout.estimators import make_estimator
 from corollout.noise import Noise
 from corollout.policies import RecurrentPolicy, TokenEncoder
 from corollout.rewards import Reward
-from corollout.training import estimate, evaluate, probe_variance
+from corollout.training import MLETrainer, Trainer, estimate, evaluate, probe_variance
 from corollout.training.base import RunningVariance, flat_gradient
 from corollout.types import Sampler
 from tests.support.small_task import (
@@ -25,6 +26,7 @@ from tests.support.small_task import (
     likeness,
     make_data,
     make_engine,
+    make_mle_trainer,
     make_policy,
     make_trainer,
     weights,
@@ -151,6 +153,45 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
         trainer.step()
     assert torch.equal(weights(trainer.policy), before)
     assert (trainer.updates, trainer.cost) == (1, cost)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_mle_trainer])
+def test_an_update_that_makes_weights_infinite_is_an_error(make: Callable[..., Any]):
+    trainer = make()
+    trainer.step()
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = math.inf
+    trainer._learning_rates = [math.inf]
+    with pytest.raises(
+        PolicyError, match="after update 2 some weights are infinite or NaN; no checkpoint of them was written"
+    ):
+        trainer.step()
+    assert trainer.updates == 1
+
+
+@pytest.mark.parametrize("make", [Trainer, MLETrainer])
+def test_an_optimizer_whose_eps_is_zero_in_half_precision_is_refused(make: Any):
+    policy = make_policy().half()
+    arguments = {"engine": make_engine(policy), "data": make_data()}
+    arguments |= {"reward": likeness, "estimator": "rloo-2"} if make is Trainer else {}
+    for adam in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
+        with pytest.raises(InputError, match=r"eps = 1e-08 is zero in torch.float16, .* give it eps=1e-4, or use"):
+            make(optimizer=adam(policy.parameters()), **arguments)
+    for dtype, eps in ((torch.float16, 1e-4), (torch.bfloat16, 1e-8), (torch.float32, 1e-8)):
+        policy.to(dtype)
+        trainer = make(optimizer=torch.optim.Adam(policy.parameters(), eps=eps), **arguments)
+        for _ in range(3):
+            trainer.step()
+        assert bool(weights(policy).isfinite().all())
+
+
+def test_gradients_are_clipped_whatever_their_size():
+    """Also where their squares overflow in single precision."""
+    policy = make_policy().float()
+    trainer = make_trainer(policy=policy, reward=lambda sequences: [1e30 * len(s) for s in sequences], lr=0.1)
+    metrics = [trainer.step() for _ in range(3)]
+    assert all(1e25 < m.gradient_norm < 1e35 for m in metrics)
+    assert float(flat_gradient(policy.parameters()).norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_the_score_is_checked_at_the_first_update():

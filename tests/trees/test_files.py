@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corollout.errors import InputError
-from corollout.trees import Tree, balanced_tree, load_tree, save_tree, word_vectors
+from corollout.trees import Tree, balanced_tree, files, load_tree, save_tree, word_vectors
 from corollout.trees.files import words_digest
 from tests.support.errors import refused
 from tests.support.tree_reference import Nested, nested_trees, tree_of
@@ -52,7 +53,7 @@ def test_damage_is_noticed(tmp_path: Path):
         broken.write_bytes(data[:length])
         refused(str(broken), load_tree, broken)
     broken.write_bytes(data.replace(b'"I32"', b'"U32"'))  # the same bytes with another type
-    refused("does not match its digest", load_tree, broken)
+    refused("numbers of the type U32", load_tree, broken)
     intact, noticed = load_tree(path), 0
     for index in range(len(data)):
         broken.write_bytes(data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :])
@@ -88,6 +89,43 @@ def test_foreign_files_are_refused(tmp_path: Path):
     refused("cannot read the tree", load_tree, tmp_path)
     with pytest.raises(InputError, match=r"cannot write the tree .*: No such file or directory"):
         save_tree(tmp_path / "absent" / "tree", Tree(np.array([[-1, -2]])), "me")
+
+
+@pytest.mark.parametrize(
+    ("array", "change", "message"),
+    [
+        ([[-1, -2]], {"builder": None}, "how the tree was built"),
+        ([[-1, -2]], {"builder": 3}, "how the tree was built"),
+        ([[-1, -2]], {"vocabulary": ["x"]}, "how the tree was built"),
+        ([[-1, -1]], {}, "token 0 occurs twice"),
+        ([[-1, -3]], {}, "there are only"),
+        ([[0, -1]], {}, "is the root"),
+        ([[-1, -2], [1, -3]], {}, "not reachable"),  # a cycle
+        ([[2, -1], [-2, -3], [1, -4]], {}, "preorder"),
+        ([-1, -2], {}, "two children per row"),
+        ([[[-1, -2]]], {}, "two children per row"),
+    ],
+)
+def test_what_is_not_a_tree_is_refused_even_if_its_digest_is_right(
+    tmp_path: Path, array: list[Any], change: dict[str, Any], message: str
+):
+    about = {"kind": "vocabulary tree", "version": 1, "builder": "me", "vocabulary": None} | change
+    about = {name: value for name, value in about.items() if value is not None or name == "vocabulary"}
+    children = np.array(array, np.int32)
+    about["digest"] = files._digest(about, children)
+    path = tmp_path / "tree"
+    path.write_bytes(safetensors.numpy.save({"children": children}, {"corollout": json.dumps(about)}))
+    assert str(path) in refused(message, load_tree, path)
+
+
+@pytest.mark.parametrize("text", ["1" * 5000 + " 2\ndog 1 2\n", "dog " + "1" * 5_000_000])
+def test_word_vectors_with_absurd_lines_are_refused(tmp_path: Path, text: str):
+    refused(r"vectors\.txt", word_vectors, write(tmp_path, text), ["dog"])
+
+
+def test_word_vectors_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COROLLOUT_MAX_ARRAY_BYTES", "40")
+    refused("7 vectors of 2 numbers has 56 bytes", word_vectors, write(tmp_path, TEXT), KNOWN)
 
 
 KNOWN = ["<end>", "dog", "dogs", "snowboarders", "a", "unheard", "<unk>"]

@@ -7,15 +7,16 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from corollout.cli.progress import show_events
 from corollout.cli.tables import evaluation_table, plain_table
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, option, required, switch
 from corollout.errors import InputError
 from corollout.events import Callback
-from corollout.files import make_folder, require_empty
+from corollout.files import require_new_file
+from corollout.folders import make_folder, require_empty
 from corollout.reports.manifest import manifest
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.extraction import network_of, write_features
@@ -143,7 +144,7 @@ def caption_by_neighbours(settings: NeighboursSettings) -> None:
     if settings.json:
         print(json.dumps(result.numbers()))
     else:
-        Console().print(evaluation_table(result, f"{settings.split}, consensus of {settings.k} neighbours", CIDER))
+        Terminal().print(evaluation_table(result, f"{settings.split}, consensus of {settings.k} neighbours", CIDER))
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,13 @@ def score(settings: ScoreSettings) -> None:
     if settings.hyps is None and settings.write_df is None:
         raise InputError("nothing to do: give captions to score with --hyps, or a file with --write-df")
     if settings.write_df is not None:
+        require_new_file(settings.write_df, "--write-df")
         write_frequencies(settings.write_df, settings.refs)
     if settings.hyps is None:
         return
-    with Console(stderr=True).status("scoring …"):
+    with Terminal(stderr=True).status("scoring …"):
         result = score_files(settings.refs, settings.hyps, settings.df, settings.partial, meteor=not settings.no_meteor)
-    console, each = Console(highlight=False), result.each
+    console, each = Terminal(), result.each
     if settings.json:
         record: dict[str, Any] = {"images": len(result.captions), **result.corpus}
         if result.no_meteor is not None:
@@ -208,11 +210,12 @@ class TreeBuildSettings:
 
 def build(settings: TreeBuildSettings) -> None:
     """Build a binary tree over the words of a data set."""
+    require_new_file(settings.out)  # now, not after the work
     data = CaptionData.open(settings.data)
-    make_folder(settings.out.parent, "choose another with --out")  # now, not after the work
-    with Console(stderr=True).status("building the tree …"):
+    make_folder(settings.out.parent, "choose another with --out")
+    with Terminal(stderr=True).status("building the tree …"):
         tree, builder = build_tree(data, settings.tree)
-    save_tree(settings.out, tree, builder, data.vocabulary.known)
+    save_tree(settings.out, tree, builder, data.vocabulary.known, new=True)
     expected = tree.expected_depth(token_counts(data.split("train")))
     _print(f"{settings.out}: {builder}")
     means = f"{tree.depths.mean():.2f} on average, {expected:.2f} in training captions"
@@ -249,7 +252,7 @@ def show(settings: TreeShowSettings) -> None:
         numbers["expected in training captions"] = tree.expected_depth(counts)
         numbers["the same for a Huffman tree"] = huffman_tree(counts).expected_depth(counts)
         numbers["entropy of training captions"] = entropy(counts)
-    console = Console(highlight=False)
+    console = Terminal()
     _print(f"{settings.file}: {stored.builder}")
     rows = [[name, f"{number:.2f}"] for name, number in numbers.items()]
     console.print(plain_table("", ["decisions", "number"], rows))
@@ -261,7 +264,7 @@ def show(settings: TreeShowSettings) -> None:
 
 
 def _print(line: str, style: str = "") -> None:
-    Console(highlight=False, soft_wrap=True).print(Text(line, style))
+    Terminal(soft_wrap=True).print(Text(line, style))
 
 
 COMMANDS: dict[str, Callable[[Any], None]] = {

@@ -8,11 +8,13 @@ tokens.npy, captions.npy, images.npy   the references as in ``CaptionArrays``, u
 features.npy     float16 or float32[image, width]
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from corollout.arrays import read_array
 from corollout.data import Columns, Split
 from corollout.errors import InputError
-from corollout.files import file_digest, read_json, read_lines
+from corollout.files import digest_of, file_digest, os_errors, read_json, read_lines
 from corollout.tasks.captioning.captions import SPLITS, CaptionArrays, file_name
 from corollout.tasks.captioning.metrics import Scorer
 from corollout.tasks.captioning.vocabulary import Vocabulary
@@ -30,7 +33,8 @@ from corollout.tasks.task import DataCheck
 
 VERSION = 1
 META, FEATURES = "meta.json", "features.npy"
-SMALL = ("vocabulary.txt", "names.txt", "ids.npy", "tokens.npy", "captions.npy", "images.npy")
+_ARRAYS = {"ids": np.int64, "tokens": np.int32, "captions": np.int64, "images": np.int64}
+SMALL = ("vocabulary.txt", "names.txt", *(f"{name}.npy" for name in _ARRAYS))
 _PREPARE = "prepare it with `corollout data captions`"
 _BLOCK = 4096  # rows of features verified at a time
 
@@ -57,41 +61,42 @@ class CaptionData:
 
     @classmethod
     def open(cls, folder: Path | str) -> "CaptionData":
-        """Open a prepared folder; everything but the features is compared with its digest."""
+        """Open a prepared folder; everything is checked, and all but the features is compared with its digest."""
         folder = Path(folder)
         if not (folder / META).is_file():
             raise InputError(f"{folder} is not a prepared data set of captions (it has no {META}): {_PREPARE}")
+        meta = read_json(folder / META)
+        kind, version = (meta.get(name) if isinstance(meta, dict) else None for name in ("kind", "version"))
+        if (kind, version) != ("captions", VERSION):
+            given, expected = f"{short(kind)}, version {short(version)}", f"'captions', version {VERSION}"
+            raise InputError(f"{folder} has another format ({given}, not {expected}): {_PREPARE}")
         try:
-            meta = read_json(folder / META)
-            kind, version = meta["kind"], meta["version"]
-            if (kind, version) != ("captions", VERSION):
-                expected = f"captions, version {VERSION}"
-                raise InputError(f"{folder} has another format ({kind}, version {version}, not {expected}): {_PREPARE}")
+            _check_meta(meta)
             for name in SMALL:
-                if file_digest(folder / name) != meta["digests"][name]:
-                    raise InputError(f"{folder} is damaged: {name} has changed; {_PREPARE} again")
+                with os_errors(f"read {folder / name}"):
+                    if file_digest(folder / name) != meta["digests"].get(name):
+                        raise InputError(f"{name} has changed")
             # Copy on write, because PyTorch warns about read-only arrays.
-            ids, *arrays = (np.load(folder / name, mmap_mode="c") for name in SMALL[2:])
-            vectors = np.load(folder / FEATURES, mmap_mode="r")
+            ids, *arrays = (read_array(folder / f"{name}.npy", dtype, 1, "c") for name, dtype in _ARRAYS.items())
+            vectors = read_array(folder / FEATURES, (np.float16, np.float32), 2)
             if (list(vectors.shape), str(vectors.dtype)) != (meta["features"]["shape"], meta["features"]["dtype"]):
-                raise InputError(f"{folder} is damaged: the shape of {FEATURES} has changed; {_PREPARE} again")
-            return cls(
+                raise InputError(f"the shape of {FEATURES} has changed")
+            data = cls(
                 folder,
                 Vocabulary.load(folder / "vocabulary.txt"),
                 read_lines(folder / "names.txt"),
                 ids,
                 CaptionArrays(*arrays),
                 vectors,
-                {split: int(meta["splits"][split]) for split in SPLITS if split in meta["splits"]},
-                int(meta["longest"]),
+                {split: meta["splits"][split] for split in SPLITS if split in meta["splits"]},
+                meta["longest"],
                 None if meta["photos"] is None else folder / meta["photos"],  # relative if inside the data set
                 meta,
             )
-        except InputError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else repr(error)
-            raise InputError(f"{folder} is damaged: {reason}; {_PREPARE} again") from error
+            data._check()
+            return data
+        except InputError as error:
+            raise InputError(f"{folder} is damaged: {error}; {_PREPARE} again") from error
 
     @cached_property
     def photo_folders(self) -> list[Path]:
@@ -108,22 +113,35 @@ class CaptionData:
         return CaptionSplit(self, name, ends[name] - self.splits[name], ends[name])
 
     def verify(self) -> None:
-        """Compare the features with their digest, and check that all parts are consistent."""
-        if file_digest(self.folder / FEATURES) != self.meta["features"]["digest"]:
+        """Compare the features with their digest, and check that they are finite; the rest was checked when opened."""
+        if self._features_digest() != self.meta["features"].get("digest"):
             raise InputError(f"{self.folder} is damaged: {FEATURES} has changed; {_PREPARE} again")
-        count, words = len(self.names), len(self.vocabulary.words)
+        blocks = (self.vectors[start : start + _BLOCK] for start in range(0, len(self.vectors), _BLOCK))
+        if not all(np.isfinite(block).all() for block in blocks):
+            raise InputError(f"{self.folder} is damaged: there are non-finite features; {_PREPARE} again")
+
+    def _check(self) -> None:
+        """Raise an error unless all parts are consistent."""
+        if (bounds := self.captions.problem()) is not None:
+            raise InputError(bounds)
+        count, words, tokens = len(self.names), len(self.vocabulary.words), self.captions.tokens
         sizes = {len(self.ids), len(self.captions), len(self.vectors), sum(self.splits.values())}
-        tokens, bounds = self.captions.tokens, self.captions.problem()
-        blocks = (self.vectors[start : start + _BLOCK] for start in range(0, count, _BLOCK))
         problems = {
-            "its parts have different lengths": sizes != {count},
+            "its parts have different lengths": sizes != {count} or self.width == 0,
             "two images have the same id": len(np.unique(self.ids)) != len(self.ids),
-            f"{bounds}": bounds is not None,
             "a word is not in the vocabulary": not 0 < tokens.min(initial=1) <= tokens.max(initial=1) < words,
-            "there are non-finite features": not all(np.isfinite(block).all() for block in blocks),
         }
         if present := [problem for problem, is_present in problems.items() if is_present]:
-            raise InputError(f"{self.folder} is inconsistent: {present[0]}; {_PREPARE} again")
+            raise InputError(present[0])
+
+    def digest(self) -> str:
+        """A digest of everything that training depends on."""
+        facts = [self.meta["digests"], self._features_digest(), dict(self.splits), self.longest]
+        return digest_of([json.dumps(facts, sort_keys=True).encode()])
+
+    def _features_digest(self) -> str:
+        with os_errors(f"read {self.folder / FEATURES}"):
+            return file_digest(self.folder / FEATURES)
 
     def summary(self) -> list[str]:
         """A few lines about the data set."""
@@ -257,6 +275,21 @@ class ImageSplit(Split):
 
     def first(self, count: int) -> "ImageSplit":
         return ImageSplit(self.data.first(min(count, len(self))))
+
+
+def _check_meta(meta: Mapping[str, Any]) -> None:
+    """Raise an error unless everything that is used of a description has its type."""
+    splits, features, photos = meta.get("splits"), meta.get("features"), meta.get("photos", 0)
+    sizes = [*splits.values(), meta.get("longest")] if isinstance(splits, dict) else [None]
+    problems = {
+        "splits or longest": any(type(size) is not int or size < 1 for size in sizes) or not splits,
+        "features": not isinstance(features, dict) or not {"shape", "dtype"} <= features.keys(),
+        "digests": not isinstance(meta.get("digests"), dict),
+        "photos": not (photos is None or (isinstance(photos, str) and "\0" not in photos)),
+        "made": not isinstance(meta.get("made", {}), dict),
+    }
+    if wrong := [name for name, is_wrong in problems.items() if is_wrong]:
+        raise InputError(f"{META} has no valid {wrong[0]}")
 
 
 def check_data(path: Path, skip_bad: bool = False) -> DataCheck | None:

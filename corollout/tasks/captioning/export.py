@@ -8,7 +8,6 @@ runtime.py            a copy of ``corollout.export.runtime``
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from torch import Tensor
 
 import corollout
 from corollout.errors import InputError
-from corollout.export import RUNTIME, Export, check_out, runtime
-from corollout.files import TEMPORARY, os_errors, write_synced
+from corollout.export import RUNTIME, Export, runtime
+from corollout.folders import new_folder
 from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.model import CaptionPolicy
@@ -33,13 +32,15 @@ def export_captioner(task: CaptionTask, engine: Engine, out: Path, source: dict[
 
 
 def write_export(out: Path | str, engine: Engine, words: Sequence[str], source: dict[str, Any] | None = None) -> Export:
-    """Export an engine whose policy is a captioner; an earlier export in the folder is replaced."""
+    """Export an engine whose policy is a captioner to a new or empty folder."""
     out, policy = Path(out), engine.policy
     if not isinstance(policy, CaptionPolicy):
         raise InputError(f"only captioners can be exported, not a {type(policy).__name__}")
     arrays = _arrays(policy)
     if len(words) != len(arrays["embedding"]):
         raise InputError(f"the captioner has {len(arrays['embedding']):,} tokens, but there are {len(words):,} words")
+    if engine.max_length > runtime.LONGEST:
+        raise InputError(f"captions of up to {engine.max_length:,} words are too long: {runtime.LONGEST:,} are allowed")
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise InputError(f"the weights {wrong[0]!r} are not all finite: choose others with --weights")
     files = {
@@ -62,9 +63,9 @@ def write_export(out: Path | str, engine: Engine, words: Sequence[str], source: 
         "source": {"corollout": corollout.__version__, **(source or {})},
     }
     files = {runtime.MODEL: json.dumps(model, indent=2).encode() + b"\n", **files}
-    check_out(out)
-    with os_errors(f"write the export {out}"):
-        _write(out.resolve(), files)
+    with new_folder(out, last=runtime.MODEL) as folder:
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
     return Export(out, model, {name: len(data) for name, data in files.items()})
 
 
@@ -82,18 +83,3 @@ def _arrays(policy: CaptionPolicy) -> dict[str, np.ndarray]:
         arrays["children"] = np.ascontiguousarray(policy.head.tree.children)
         return arrays | {"node.weight": plain(policy.head.weight), "node.bias": plain(policy.head.bias)}
     return arrays | {name: plain(state[name]) for name in ("output", "output_bias")}
-
-
-def _write(out: Path, files: dict[str, bytes]) -> None:
-    """Write a folder under another name and rename it, so that it is complete or absent."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (out.with_name(f"{TEMPORARY}{age}-{out.name}") for age in ("new", "old"))
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
-    for name, data in files.items():
-        write_synced(new / name, data)
-    if out.exists():
-        out.rename(old)
-    new.rename(out)
-    shutil.rmtree(old, ignore_errors=True)

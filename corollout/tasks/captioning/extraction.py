@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from jaxtyping import Float32
 from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Progress, ignore
 from corollout.files import os_errors, write_file, write_json
+from corollout.json_text import decode_json
 from corollout.tasks.captioning.networks import Network, read_image
 
 _MOST_THREADS = 8  # decoding with more is no faster than a network on the same machine
@@ -128,7 +129,7 @@ def write_features(
     progress = Progress(on_event, "images", len(paths))
     if not target.exists():
         with ExitStack() as handles:
-            partial = _Partial(target, task, handles)
+            partial = _Partial(target, task, names, handles)
             progress.report(partial.files)
             _check_bad(partial.bad, skip_bad)
             try:
@@ -143,7 +144,7 @@ def write_features(
                 raise InputError(f"none of {len(paths)} images is readable; the first: {partial.bad[names[0]]}")
             partial.finish(kept)
     about = _read_about(target)
-    if {key: about.get(key) for key in task} != task or "bad" not in about:
+    if {key: about.get(key) for key in task} != task or not _are_problems(about.get("bad"), names):
         raise InputError(f"{target} exists and was made from other images or by another network: choose another --out")
     with _writing(target):
         _record_path(target).unlink(missing_ok=True)
@@ -161,8 +162,8 @@ def network_of(path: Path) -> str | None:
 class _Partial:
     """The rows of an unfinished file, and the record of what is done; ``handles`` keeps both open."""
 
-    def __init__(self, target: Path, task: dict[str, Any], handles: ExitStack):
-        self._target, self._task = target, task
+    def __init__(self, target: Path, task: dict[str, Any], names: Sequence[str], handles: ExitStack):
+        self._target, self._task, self._names = target, task, names
         self._rows_path, record_path = target.with_name(f"{target.name}.part"), _record_path(target)
         self.files = 0
         self.bad: dict[str, str] = {}
@@ -176,6 +177,11 @@ class _Partial:
             if target.exists():
                 record_path.unlink(missing_ok=True)
                 raise InputError(f"another process has just written {target}: run the command again to see it")
+            if not self._record.seek(0, os.SEEK_END):  # nothing is overwritten that an earlier call did not write
+                for path in (_names_path(target), target.with_suffix(".json")):
+                    if path.exists():
+                        record_path.unlink()
+                        raise InputError(f"{path} exists, and belongs to {target}: choose another --out, or remove it")
             self._rows = handles.enter_context(self._rows_path.open("a+b"))
             self._restore()
 
@@ -217,11 +223,16 @@ class _Partial:
         record_end, rows_end = len(lines[0]), len(header)
         for line in lines[1:]:
             done = _parsed(line)
-            after = rows_end + (done["files"] - len(done["bad"])) * 4 * self._task["width"] if done else rows_end
-            if done is None or after > size:
+            files, bad = (done.get(name) for name in ("files", "bad")) if isinstance(done, dict) else (None, None)
+            if type(files) is not int or not 0 < files <= len(self._names) - self.files:
                 break
-            self.files += done["files"]
-            self.bad |= done["bad"]
+            if not _are_problems(bad, self._names[self.files : self.files + files]):
+                break
+            after = rows_end + (files - len(bad)) * 4 * self._task["width"]
+            if after > size:
+                break
+            self.files += files
+            self.bad |= bad
             record_end, rows_end = record_end + len(line), after
         self._record.truncate(record_end)
         self._rows.truncate(rows_end)
@@ -246,12 +257,17 @@ def _line(facts: dict[str, Any]) -> bytes:
     return json.dumps(facts).encode() + b"\n"
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> Any:
     """The content of a line of the record; None if the line is incomplete."""
     try:
-        return json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+        return decode_json(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
         return None
+
+
+def _are_problems(bad: Any, names: Sequence[str]) -> TypeGuard[dict[str, str]]:
+    """Whether this says of some of the images why they were skipped."""
+    return isinstance(bad, dict) and bad.keys() <= set(names) and all(isinstance(why, str) for why in bad.values())
 
 
 def _append(file: Any, data: bytes) -> None:
@@ -286,8 +302,8 @@ def _digest(paths: Sequence[Path]) -> str:
 def _read_about(target: Path) -> dict[str, Any]:
     """The content of a file's ``.json``; empty if there is none, or something else."""
     try:
-        about = json.loads(target.with_suffix(".json").read_text("utf-8"))
-    except (OSError, ValueError):
+        about = decode_json(target.with_suffix(".json").read_bytes())
+    except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
 

@@ -9,11 +9,14 @@ A file has one array with a row per image and the names of the images, or an arr
 - a folder: ``NAME.npy`` per image
 """
 
-import json
+import math
+import os
+import subprocess
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,10 +28,38 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from corollout.arrays import map_array, read_header, read_stream
 from corollout.errors import InputError
+from corollout.json_text import decode_json
+from corollout.limits import ARRAY_BYTES
 from corollout.tasks.captioning.captions import read_names
+from corollout.text import shortened
 
 _WINDOW = 1024  # rows read at a time
+# What the readers of these formats raise for files that are damaged.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    BadZipFile,
+    zlib.error,
+    SafetensorError,
+)
+_NAMES_SECONDS = 20
+# A few at a time, because each name can be as long as the file; the second argument is the most bytes of all of them.
+_READ_NAMES = """
+import json, sys, h5py
+texts, names, size = h5py.File(sys.argv[1], "r")["names"].asstr(), [], 0
+for start in range(0, len(texts), 64):
+    names += texts[start : start + 64].tolist()
+    size += sum(map(len, names[start:]))
+    if size > int(sys.argv[2]):
+        sys.exit("they are longer than the limit of COROLLOUT_MAX_ARRAY_BYTES")
+json.dump(names, sys.stdout)
+"""
 
 
 @dataclass(frozen=True)
@@ -64,8 +95,8 @@ def _reading(path: Path) -> Generator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
+    except _DAMAGED as error:
+        reason = (getattr(error, "strerror", None) or str(error) or "it ends too early").partition("\n")[0][:200]
         raise InputError(f"cannot read the features {path}, which may be damaged or truncated: {reason}") from error
 
 
@@ -87,6 +118,7 @@ def _table(
         raise InputError(f"{path}: {len(names):,} names for {shape[0]:,} rows of features; expected one per row")
     _check_different(path, names)
     stored = _stored_dtype(path, dtype)
+    _check_block(path, shape[0], shape[1], np.dtype(dtype).itemsize)
 
     def rows(indices: np.ndarray) -> np.ndarray:
         windows = indices // _WINDOW
@@ -115,6 +147,7 @@ def _separate(path: Path, names: Sequence[str], load: Callable[[int], np.ndarray
         return _converted(array.reshape(-1), _stored_dtype(f"{path}, {names[index]!r}", array.dtype))
 
     first = vector(0)
+    _check_block(path, len(names), len(first), first.dtype.itemsize)
 
     def rows(indices: np.ndarray) -> np.ndarray:
         rows = np.empty((len(indices), len(first)), first.dtype)
@@ -128,6 +161,11 @@ def _separate(path: Path, names: Sequence[str], load: Callable[[int], np.ndarray
         return rows
 
     return Features(names, len(first), first.dtype, rows)
+
+
+def _check_block(path: Path, rows: int, width: int, itemsize: int) -> None:
+    rows = min(rows, _WINDOW)
+    ARRAY_BYTES.check(rows * width * max(itemsize, 4), f"{path}: a block of {rows:,} rows of {width:,} features")
 
 
 def _check_different(path: Path, names: Sequence[str]) -> None:
@@ -148,33 +186,35 @@ def _converted(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _npy(path: Path, names: Path) -> Features:
-    known = read_names(names)
-
-    def mapped() -> Any:
-        # Mapped again for each read, so that earlier rows do not stay in memory.
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-
-    with _reading(path):
-        array = mapped()
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path} is not a .npy file, despite its name")
+    known, array = read_names(names), map_array(path)
     if len(array.shape) == 2 and len(known) != array.shape[0]:
         raise InputError(f"{names} has {len(known):,} names, but {path} has {array.shape[0]:,} rows")
-    return _table(path, known, array.shape, array.dtype, lambda first, end: mapped()[first:end])
+    # Mapped again for each read, so that earlier rows do not stay in memory.
+    return _table(path, known, array.shape, array.dtype, lambda first, end: map_array(path)[first:end])
 
 
 def _npz(path: Path) -> Features:
-    zipped = ZipFile(path)  # first, because NumPy leaves a damaged file open
-    archive = np.load(path, allow_pickle=False)
-    if set(archive.files) != {"features", "names"}:
-        return _separate(path, archive.files, lambda index: archive[archive.files[index]])
-    file = zipped.open("features.npy")
-    version = np.lib.format.read_magic(file)
-    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, by_columns, dtype = header(file)
-    if by_columns or dtype.hasobject:
+    with ExitStack() as opened:
+        features = _zipped(path, opened.enter_context(ZipFile(path)), opened)
+        opened.pop_all()  # stays open as long as the features are in use
+        return features
+
+
+def _zipped(path: Path, archive: ZipFile, opened: ExitStack) -> Features:
+    members = {member.removesuffix(".npy"): member for member in archive.namelist()}
+
+    def load(name: str) -> np.ndarray:
+        with archive.open(members[name]) as member:
+            return read_stream(member, f"{path}, {name!r}")
+
+    if set(members) != {"features", "names"}:
+        names = list(members)
+        return _separate(path, names, lambda index: load(names[index]))
+    file = opened.enter_context(archive.open(members["features"]))
+    header = read_header(file, f"{path}, 'features'")
+    if header.by_columns:
         raise InputError(f"{path}: save the features as one array of numbers in row-major order")
-    start = file.tell()
+    start, shape, dtype = file.tell(), header.shape, header.dtype
 
     def read(first: int, end: int) -> np.ndarray:
         size = dtype.itemsize * shape[1]
@@ -184,7 +224,7 @@ def _npz(path: Path) -> Features:
             raise EOFError
         return np.frombuffer(data, dtype).reshape(end - first, shape[1])
 
-    return _table(path, _texts(path, archive["names"]), shape, dtype, read)
+    return _table(path, _texts(path, load("names")), shape, dtype, read)
 
 
 def _texts(path: Path, names: np.ndarray) -> list[str]:
@@ -199,11 +239,12 @@ def _safetensors(path: Path) -> Features:
     keys = list(file.keys())
     listed = (file.metadata() or {}).get("names")
     if listed is None:
+        # An array is part of the file, which is mapped into memory, so none can be larger.
         return _separate(path, keys, lambda index: _array(file.get_tensor(keys[index])))
     if len(keys) != 1:
         raise InputError(f"{path}: with names in the metadata there must be one array, not {len(keys)}")
     rows = file.get_slice(keys[0])
-    names = json.loads(listed) if listed.lstrip().startswith("[") else listed.split("\n")
+    names = decode_json(listed) if listed.lstrip().startswith("[") else listed.split("\n")
     if not all(isinstance(name, str) for name in names):
         raise InputError(f"{path}: expected image names in the metadata, not {short(names)}")
     dtype = {"F16": np.float16, "BOOL": np.bool_}.get(rows.get_dtype(), np.float32)
@@ -223,10 +264,43 @@ def _hdf5(path: Path) -> Features:
     file = h5py.File(path, "r")
     keys: list[str] = []
     file.visititems(lambda name, item: keys.append(name) if isinstance(item, h5py.Dataset) else None)
+    for key in keys:
+        _check_stored(path, key, file[key])
+
+    def load(index: int) -> np.ndarray:
+        array = file[keys[index]]
+        ARRAY_BYTES.check(array.size * array.dtype.itemsize, f"{path}, {keys[index]!r}")
+        return np.asarray(array)
+
     if set(keys) != {"features", "names"}:
-        return _separate(path, keys, lambda index: np.asarray(file[keys[index]]))
-    names, rows = np.asarray(file["names"].asstr()), file["features"]
-    return _table(path, _texts(path, names), rows.shape, rows.dtype, lambda first, end: rows[first:end])
+        return _separate(path, keys, load)
+    names, rows = _hdf5_names(path, file["names"]), file["features"]
+    return _table(path, names, rows.shape, rows.dtype, lambda first, end: rows[first:end])
+
+
+def _check_stored(path: Path, key: str, array: Any) -> None:
+    """Refuse arrays that are not in this file, and those of which a part, read as a whole, is too large."""
+    if array.shape is None or array.is_virtual or array.external:
+        raise InputError(f"{path}: the array {key!r} is empty or refers to other files: store its numbers here")
+    if array.chunks is not None:
+        size = math.prod(array.chunks) * array.dtype.itemsize
+        ARRAY_BYTES.check(size, f"{path}: a chunk of {key!r}")
+
+
+def _hdf5_names(path: Path, array: Any) -> list[str]:
+    if array.ndim != 1:
+        raise InputError(f"{path}: names must be a list of text, not an array of shape {list(array.shape)}")
+    ARRAY_BYTES.check(array.size * array.dtype.itemsize, f"{path}: the array of names")
+    # In a process of its own: libhdf5 may read text of a damaged file for ever, and nothing else could stop it.
+    command = [sys.executable, "-I", "-c", _READ_NAMES, os.path.abspath(path), str(ARRAY_BYTES.value)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_NAMES_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{path} is damaged: its names cannot be read in {_NAMES_SECONDS} seconds") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise InputError(f"{path}: the names cannot be read: {shortened(reason)}")
+    return list(decode_json(done.stdout))
 
 
 def _folder(path: Path) -> Features:
@@ -234,7 +308,8 @@ def _folder(path: Path) -> Features:
     names = [file.name.removesuffix(".npy") for file in files]
 
     def load(index: int) -> np.ndarray:
-        with _reading(files[index]):
-            return np.load(files[index], allow_pickle=False)
+        array = map_array(files[index])
+        ARRAY_BYTES.check(array.nbytes, str(files[index]))
+        return array
 
     return _separate(path, names, load)

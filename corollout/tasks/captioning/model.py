@@ -25,8 +25,8 @@ _LEAST_DEVIATION = 1e-3
 class ModelSettings:
     """The network; the defaults are the paper's."""
 
-    embedding: int = option(512, "Width of the embeddings of words and of the image.", least=1)
-    hidden: int = option(512, "Width of the LSTM.", least=1)
+    embedding: int = option(512, "Width of the embeddings of words and of the image.", least=1, most=100_000)
+    hidden: int = option(512, "Width of the LSTM.", least=1, most=100_000)
     dropout: float = option(0.5, "Dropout on the LSTM's output in pre-training.", least=0, most=1)
     input_dropout: float = option(0.0, "Dropout on the LSTM's input in pre-training.", least=0, most=1)
     head: str = option("softmax", "Choose words by a softmax or by a walk down a tree.", choices=("softmax", "tree"))

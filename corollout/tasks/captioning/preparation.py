@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from corollout.arrays import map_array
 from corollout.config import option
 from corollout.data import shuffled
 from corollout.errors import InputError
 from corollout.events import Callback, Progress, ignore, warning
-from corollout.files import file_digest, new_folder, write_file, write_json
+from corollout.files import file_digest, write_file, write_json
+from corollout.folders import new_folder
 from corollout.noise import Noise
 from corollout.tasks.captioning.captions import NO_NUMBER, NO_SPLIT, SPLITS, CaptionArrays, Captions, match
 from corollout.tasks.captioning.dataset import FEATURES, META, SMALL, VERSION, CaptionData
@@ -57,7 +59,7 @@ def prepare(
     settings = settings or PreparationSettings()
     if photos is not None and not photos.is_dir():
         raise InputError(f"the folder of images {photos} does not exist: choose another, or leave out --images")
-    with new_folder(out) as folder:
+    with new_folder(out, META) as folder:
         images, rows, counts = _choose(captions, features, settings, skip_bad, on_event)
         names = [captions.names[image] for image in images.tolist()]
         arrays, vocabulary = _with_vocabulary(captions, images, counts["train"], settings.more_than)
@@ -76,7 +78,7 @@ def prepare(
             "version": VERSION,
             "splits": {split: count for split, count in counts.items() if count},
             **vars(settings),
-            "photos": _IMAGES if draw is not None else photos and str(photos.resolve()),
+            "photos": _IMAGES if draw is not None else photos and os.path.realpath(photos),
             "features": {**shape, "digest": file_digest(folder / FEATURES)},
             "digests": {name: file_digest(folder / name) for name in SMALL},
             "made": dict(facts or {}),
@@ -187,5 +189,5 @@ def _copy(features: Features, rows: np.ndarray, names: list[str], path: Path, on
             name = names[block[int(wrong.argmax())]]
             raise InputError(f"the features of {name!r} are not all finite: compute them again")
         # Mapped again for each block, so that earlier blocks do not stay in memory.
-        np.load(path, mmap_mode="r+")[block] = vectors
+        map_array(path, "r+")[block] = vectors
         progress.advance(len(block))

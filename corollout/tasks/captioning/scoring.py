@@ -11,9 +11,6 @@ n-grams are words separated by spaces:
     {"images": 5000, "frequencies": {"a man": 1304, …}}
 """
 
-import importlib.util
-import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from corollout.errors import CorolloutError, InputError
+from corollout.errors import InputError
 from corollout.files import read_text, write_json
+from corollout.json_text import decode_json
+from corollout.tasks.captioning.meteor import MeteorError, score_meteor
 from corollout.tasks.captioning.readers import json_errors
 from corollout.tasks.captioning.tokenizer import tokenize
 from corollout.text_metrics import Bleu, Cider, DocumentFrequencies, References, RougeL
-from corollout.text_metrics.ngrams import LONGEST
+from corollout.text_metrics.ngrams import LARGEST_ID, LONGEST
 
 ImageId = int | str
-_METEOR_PACKAGE = "pycocoevalcap"
 _LISTED = 5  # images that an error lists
-
-
-class MeteorError(CorolloutError):
-    """METEOR is not available; the message says why."""
 
 
 class Lexicon:
@@ -93,29 +87,6 @@ def score_files(
     return result
 
 
-def score_meteor(
-    references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
-) -> tuple[float, np.ndarray]:
-    """METEOR of a corpus and of each caption, by the public Java program, which has tables of stems and synonyms."""
-    if importlib.util.find_spec(_METEOR_PACKAGE) is None:
-        raise MeteorError(f"the Python package {_METEOR_PACKAGE}, which includes its program, is not installed")
-    if shutil.which("java") is None:
-        raise MeteorError("Java is not installed")
-    from pycocoevalcap.meteor.meteor import Meteor
-
-    texts = {index: [" ".join(words) for words in group] for index, group in enumerate(references)}
-    captions = {index: [" ".join(words)] for index, words in enumerate(hypotheses)}
-    program = Meteor()
-    try:
-        corpus, each = program.compute_score(texts, captions)
-    except (OSError, ValueError) as error:
-        raise MeteorError(f"its Java program failed ({error})") from error
-    finally:
-        for pipe in filter(None, (program.meteor_p.stdout, program.meteor_p.stderr)):
-            pipe.close()
-    return float(corpus), np.array(each, np.float64)
-
-
 def read_references(path: Path) -> dict[ImageId, list[list[str]]]:
     """The words of the captions of each image, from COCO's annotations."""
     return _references(path, _read_json(path))
@@ -143,12 +114,12 @@ def read_frequencies(path: Path, lexicon: Lexicon) -> DocumentFrequencies:
     if not isinstance(data, dict) or "frequencies" not in data:
         return _frequencies_of(_references(path, data), lexicon)
     images, table = data.get("images"), data["frequencies"]
-    if not isinstance(images, int) or images < 1:
-        raise InputError(f"{path}: images must be an integer ≥ 1, not {short(images)}")
+    if type(images) is not int or not 1 <= images <= LARGEST_ID:
+        raise InputError(f"{path}: images must be an integer from 1 to {LARGEST_ID}, not {short(images)}")
     if not isinstance(table, dict):
         raise InputError(f"{path}: frequencies must be an object of n-grams and counts, not {short(table)}")
     for ngram, count in table.items():
-        if not isinstance(count, int) or not 0 <= count <= images or not 1 <= len(ngram.split(" ")) <= LONGEST:
+        if type(count) is not int or not 0 <= count <= images or not 1 <= len(ngram.split(" ")) <= LONGEST:
             expected = f"n-grams of 1 to {LONGEST} words, each in 0 to {images} images"
             raise InputError(f"{path}: frequencies must be {expected}, not {ngram!r}: {short(count)}")
     ids = {tuple(lexicon.encode(ngram.split(" "))): count for ngram, count in table.items()}
@@ -161,7 +132,7 @@ def write_frequencies(path: Path, references: Path) -> None:
     frequencies = _frequencies_of(read_references(references), lexicon)
     words = list(lexicon.ids)
     table = {" ".join(words[token] for token in ngram): count for ngram, count in frequencies.table().items()}
-    write_json(path, {"images": frequencies.images, "frequencies": table}, indent=None)
+    write_json(path, {"images": frequencies.images, "frequencies": table}, indent=None, new=True)
 
 
 def _frequencies_of(references: Mapping[ImageId, Sequence[Sequence[str]]], lexicon: Lexicon) -> DocumentFrequencies:
@@ -172,7 +143,7 @@ def _frequencies_of(references: Mapping[ImageId, Sequence[Sequence[str]]], lexic
 def _read_json(path: Path) -> Any:
     text = read_text(path)
     with json_errors(path):
-        return json.loads(text)
+        return decode_json(text)
 
 
 def _references(path: Path, data: Any) -> dict[ImageId, list[list[str]]]:

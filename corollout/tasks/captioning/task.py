@@ -48,6 +48,9 @@ class CaptionTask(Task):
         images = torch.from_numpy(train.image_of_caption)
         return Columns(context=FeatureColumn(train, images), target=TargetColumn(train))
 
+    def data_digest(self) -> str:
+        return self.data.digest()
+
     def split(self, name: str) -> ImageSplit:
         return ImageSplit(self.data.split(name))
 

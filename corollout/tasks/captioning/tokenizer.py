@@ -7,6 +7,7 @@ wins, and the first rule among equals.
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 # Dropped when they stand alone. Brackets are not, because the evaluation does not recognise its own names for them in
 # lower case. Runs such as "!!" are not dropped either.
@@ -46,54 +47,68 @@ _A, _L = r"[^\W_]", r"[^\W\d_]"  # a letter or digit; a letter
 _PART = rf"(?:[dlnoDLNO]'(?={_L}{_L}))?{_A}+"  # of a word with hyphens: l'eau, o'clock
 _SIDE = rf"{_A}+(?:-{_L}{_A}*)*"  # of a slash
 
-# If a pattern has a group, the group is the token; the rest still counts towards the length of the match.
+
+class _Rule(NamedTuple):
+    """A pattern; if it has a group, the group is the token, but the rest still counts towards the length of the match.
+
+    A text without any of the characters ``needs`` cannot match. Where a rule with a ``run`` does not match, it matches
+    nowhere before the last character of this run: it would look far ahead again and again, all in vain.
+    """
+
+    pattern: re.Pattern[str]
+    needs: frozenset[str]
+    run: re.Pattern[str] | None
+
+
+def _rule(pattern: str, needs: str = "", run: str | None = None) -> _Rule:
+    return _Rule(re.compile(pattern), frozenset(needs), None if run is None else re.compile(run))
+
+
 _RULES = [
-    re.compile(pattern)
-    for pattern in (
-        r"(?i:(can)not|(gon)na|(got)ta|(wan)na|(gim)me|(lem)me)(?![\w'-])",
-        rf"{_PART}(?:[-_]{_A}+)*",
-        rf"{_A}+(?:[.,]{_A}+)+(?:-{_A}+)+",  # 1,000-piece
-        rf"{_SIDE}/{_SIDE}(?:/{_SIDE})?",
-        r"\d+(?:-\d+)?/\d+",
-        r"[-+]?\d*(?:[.,:]\d+)+",
-        r"[-+]?\d+",
-        rf"{_L}{_A}*(?:\.{_L}{_A}*)+(?:-{_A}+)*",  # end.Then
-        rf"{_L}+(?:[!?]{_L}+)+",  # look!a
-        rf"(?:{_L}\.)+(?:-{_A}+)*",  # U.S.
-        rf"{_A}+-(?:{_L}\.){{2,}}",  # non-U.S.
-        rf"(?i:{_ABBREVIATIONS})\.(?:-{_A}+)*",
-        rf"(?:{_STATES})\.",
-        rf"((?i:{_BEFORE_NUMBERS})\.) ?\d",
-        rf"({_L})\. $",
-        rf"({_PART}(?:[-_.]{_A}+)*\.)[,;:]",
-        r"(?i:ph|ed)\.[dD]\.",
-        # Apostrophes
-        rf"({_L}+)[nN]'[tT]",
-        r"[nN]'[tT]",
-        rf"'(?i:s|m|d|ll|re|ve)(?!{_L})",
-        rf"{_L}+[aeiouyAEIOUY]'[aeiouAEIOU]{_L}*",  # ma'am
-        rf"([jyJY]'){_L}",
-        r"[dlDL]'",
-        rf"(?i:ol'(?!{_L}{_L})|c'mon|s'mores)",
-        r"'(?i:em|till?|cause)",
-        r"('(?i:t))(?i:is|was)",
-        r"'[nN]'",
-        r"'[nN](?!\S)",
-        r"'\d\d(?:[sS]|(?!\S))",
-        # Names, addresses and tags
-        r"[A-Z]+(?:&[A-Z]+)+",  # AT&T
-        r"(?:US|HK|A|C)\$",
-        rf"#{_L}+",
-        r"@[a-zA-Z_]\w*",
-        r"[\w.+-]+@[\w.-]*\w",
-        r"(?:https?://|www\.)[^\s\"<>]*[\w/]",
-        rf"</?{_L}[^<>\s]*>",
-        rf"[<>]?[:;=]['-]?[()DP|\[\]](?!{_L})",
-        # Runs of one character
-        r"[!?]+|\*+|_+|#+|@+|--(?:-{3,})?|\.{3}|<<|>>",
-    )
+    _rule(r"(?i:(can)not|(gon)na|(got)ta|(wan)na|(gim)me|(lem)me)(?![\w'-])"),
+    _rule(rf"{_PART}(?:[-_]{_A}+)*"),
+    _rule(rf"{_A}+(?:[.,]{_A}+)+(?:-{_A}+)+", "-", run=rf"{_A}+(?:[.,]{_A}+)*"),  # 1,000-piece
+    _rule(rf"{_SIDE}/{_SIDE}(?:/{_SIDE})?", "/"),
+    _rule(r"\d+(?:-\d+)?/\d+", "/"),
+    _rule(r"[-+]?\d*(?:[.,:]\d+)+", ".,:"),
+    _rule(r"[-+]?\d+"),
+    _rule(rf"{_L}{_A}*(?:\.{_L}{_A}*)+(?:-{_A}+)*", "."),  # end.Then
+    _rule(rf"{_L}+(?:[!?]{_L}+)+", "!?"),  # look!a
+    _rule(rf"(?:{_L}\.)+(?:-{_A}+)*", "."),  # U.S.
+    _rule(rf"{_A}+-(?:{_L}\.){{2,}}", "."),  # non-U.S.
+    _rule(rf"(?i:{_ABBREVIATIONS})\.(?:-{_A}+)*", "."),
+    _rule(rf"(?:{_STATES})\.", "."),
+    _rule(rf"((?i:{_BEFORE_NUMBERS})\.) ?\d", "."),
+    _rule(rf"({_L})\. $", "."),
+    _rule(rf"({_PART}(?:[-_.]{_A}+)*\.)[,;:]", ".", run=rf"{_PART}(?:[-_.]{_A}+)*"),
+    _rule(r"(?i:ph|ed)\.[dD]\.", "."),
+    # Apostrophes
+    _rule(rf"({_L}+)[nN]'[tT]", "'"),
+    _rule(r"[nN]'[tT]", "'"),
+    _rule(rf"'(?i:s|m|d|ll|re|ve)(?!{_L})", "'"),
+    _rule(rf"{_L}+[aeiouyAEIOUY]'[aeiouAEIOU]{_L}*", "'"),  # ma'am
+    _rule(rf"([jyJY]'){_L}", "'"),
+    _rule(r"[dlDL]'", "'"),
+    _rule(rf"(?i:ol'(?!{_L}{_L})|c'mon|s'mores)", "'"),
+    _rule(r"'(?i:em|till?|cause)", "'"),
+    _rule(r"('(?i:t))(?i:is|was)", "'"),
+    _rule(r"'[nN]'", "'"),
+    _rule(r"'[nN](?!\S)", "'"),
+    _rule(r"'\d\d(?:[sS]|(?!\S))", "'"),
+    # Names, addresses and tags
+    _rule(r"[A-Z]+(?:&[A-Z]+)+", "&"),  # AT&T
+    _rule(r"(?:US|HK|A|C)\$", "$"),
+    _rule(rf"#{_L}+", "#"),
+    _rule(r"@[a-zA-Z_]\w*", "@"),
+    _rule(r"[\w.+-]+@[\w.-]*\w", "@", run=r"[\w.+-]+"),
+    _rule(r"(?:https?://|www\.)[^\s\"<>]*[\w/]", ".:"),
+    _rule(rf"</?{_L}[^<>\s]*>", ">"),
+    _rule(rf"[<>]?[:;=]['-]?[()DP|\[\]](?!{_L})", ":;="),
+    # Runs of one character
+    _rule(r"[!?]+|\*+|_+|#+|@+|--(?:-{3,})?|\.{3}|<<|>>", "!?*_#@-.<>"),
 ]
 _BEGINNING = re.compile(_BEGINNINGS, re.IGNORECASE)
+_MOST_KEPT = 100  # characters of text whose words are kept
 
 
 def tokenize(text: str) -> list[str]:
@@ -109,24 +124,31 @@ def tokenize(text: str) -> list[str]:
     words: list[str] = []
     for number, chunk in enumerate(chunks, 1):
         following = chunks[number] if number < len(chunks) else "A"
+        split = _kept_words if len(chunk) <= _MOST_KEPT else _words
         if following[0].isupper() and _BEGINNING.fullmatch(following):
-            words += _words(chunk, " ")
+            words += split(chunk, " ")
         else:
-            words += _words(chunk, " 0" if following[0].isdigit() else "")
+            words += split(chunk, " 0" if following[0].isdigit() else "")
     return words
 
 
-@lru_cache(maxsize=1 << 16)
 def _words(chunk: str, following: str) -> tuple[str, ...]:
     """The words of text without spaces that is followed by the end of a sentence (" "), a number (" 0") or neither."""
     words: list[str] = []
     text, position = chunk + following, 0
+    characters = frozenset(text)
+    rules = [rule for rule in _RULES if not (rule.needs and rule.needs.isdisjoint(characters))]
+    hopeless = [0] * len(rules)  # a rule does not match before this position
     while position < len(chunk):
         length, end = 0, position + 1
-        for rule in _RULES:
-            match = rule.match(text, position)
+        for number, rule in enumerate(rules):
+            if position < hopeless[number]:
+                continue
+            match = rule.pattern.match(text, position)
             if match and match.end() - position > length:
                 length, end = match.end() - position, match.end(match.lastindex or 0)
+            elif not match and rule.run and (run := rule.run.match(text, position)):
+                hopeless[number] = run.end() - 1
         word = text[position:end].lower()
         word = _SYMBOLS.get(word, word)
         for bracket, name in _BRACKETS.items():
@@ -135,3 +157,6 @@ def _words(chunk: str, following: str) -> tuple[str, ...]:
             words.append(word)
         position = end
     return tuple(words)
+
+
+_kept_words = lru_cache(maxsize=1 << 16)(_words)

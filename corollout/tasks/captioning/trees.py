@@ -8,7 +8,7 @@ import numpy as np
 from corollout import trees
 from corollout.config import option, read_toml, required
 from corollout.errors import InputError
-from corollout.files import read_weights
+from corollout.files import check_entries, read_weights
 from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit
 from corollout.tasks.captioning.vocabulary import END, Vocabulary
 
@@ -87,7 +87,8 @@ def run_embeddings(directory: Path, data: CaptionData) -> np.ndarray:
     if _EMBEDDING not in tensors:
         raise InputError(f"{weights} has no parameter {_EMBEDDING!r}: it is not from a captioner")
     vectors, size = tensors[_EMBEDDING], data.vocabulary.size
-    file = Path(config["data"]["folder"]) / "vocabulary.txt"
+    folder = check_entries(config.get("data"), settings, folder=str)["folder"]
+    file = Path(folder) / "vocabulary.txt"
     # The run's data may have been moved since; then only the number of words is compared.
     same = not file.is_file() or Vocabulary.load(file).words[:size] == data.vocabulary.known
     if len(vectors) != size or not same:

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from corollout.cli.progress import show_events
+from corollout.cli.terminal import Terminal
 from corollout.config import argument, from_table, option, required, switch
 from corollout.errors import InputError
-from corollout.files import read_text, require_empty, write_json
+from corollout.files import read_text
+from corollout.folders import require_empty
+from corollout.json_text import decode_json
 from corollout.reports.manifest import manifest
 from corollout.tasks.karel import Result, World, parse, run
 from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file, read_records
@@ -62,12 +64,11 @@ def generate_data(settings: GenerateSettings) -> None:
     require_empty(settings.out)
     with show_events() as on_event:
         data = from_table(DataSettings, {**sizes, "data_seed": settings.seed}, "the settings")
-        make_data(settings.out, data, settings.forms, settings.workers, on_event)
-    facts = manifest(seed=settings.seed, scale=settings.scale, forms=settings.forms, **sizes)
-    write_json(settings.out / "manifest.json", facts)
-    console = Console(highlight=False, soft_wrap=True)
+        facts = manifest(seed=settings.seed, scale=settings.scale, forms=settings.forms, **sizes)
+        make_data(settings.out, data, settings.forms, settings.workers, facts, on_event)
+    console = Terminal(soft_wrap=True)
     for path in (settings.out / f"{split}.jsonl" for split in SPLITS if sizes[split]):
-        console.print(f"{path}: {summary(KarelData.open(path))}", markup=False)
+        console.print(f"{path}: {summary(KarelData.open(path))}")
 
 
 def summary(data: KarelData) -> str:
@@ -113,7 +114,7 @@ def run_program(settings: RunSettings) -> None:
         world = result.world.to_json(crashed=result.status == "crash")
         print(json.dumps({"status": result.status, "actions": result.actions, "world": world}))
         return
-    console = Console(highlight=False)
+    console = Terminal()
     for part in (program_text(program), before_after(start, result.world), _outcome(result)):
         console.print(Padding(part, (1, 2, 0, 2), expand=False))
     console.print()
@@ -144,7 +145,7 @@ def _read(source: str) -> str:
 def _read_world(source: str) -> World:
     name, text = "standard input" if source == "-" else source, _read(source)
     try:
-        data = json.loads(text)
+        data = decode_json(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{name}, line {error.lineno}, column {error.colno}: not JSON, {error.msg}") from error
     except (ValueError, RecursionError) as error:

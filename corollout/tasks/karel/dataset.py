@@ -2,22 +2,31 @@
 
 import json
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from corollout.arrays import read_array
 from corollout.errors import InputError
 from corollout.events import Callback, Progress, ignore, warning
-from corollout.files import TEMPORARY, file_digest, os_errors
+from corollout.files import atomic_file, file_digest, os_errors, read_json
+from corollout.folders import temporary_folder
 from corollout.tasks.karel.grids import Grids, needed_side, resized, stacked
+from corollout.tasks.karel.language import TOKENS
 from corollout.tasks.karel.machine import Programs
 from corollout.tasks.karel.records import Form, digest_number, read_record, write_record
 
 _VERSION = 1
-_ARRAYS = ("tokens", "lengths", "input_cells", "input_hero", "output_cells", "output_hero", "ids")
+_ARRAYS = {  # and their types and numbers of dimensions
+    "tokens": (np.uint8, 2),
+    "lengths": (np.int64, 1),
+    "input_cells": (np.uint8, 4),
+    "input_hero": (np.int16, 3),
+    "output_cells": (np.uint8, 4),
+    "output_hero": (np.int16, 3),
+    "ids": (np.int64, 1),
+}
 SPLITS = ("train", "val", "test")
 
 
@@ -44,6 +53,19 @@ class KarelData:
         """How many pairs of worlds each task has."""
         return self.inputs.hero.shape[1]
 
+    def check(self) -> None:
+        """Raise an error unless every program and every world is valid and all arrays agree."""
+        programs, count = Programs(self.tokens, self.lengths), len(self)
+        self.inputs.check()
+        self.outputs.check()
+        same = self.inputs.cells.shape == self.outputs.cells.shape
+        if not count or self.inputs.hero.ndim != 3 or len(self.inputs.hero) != count or not same or self.examples < 2:
+            raise InputError("its arrays have different shapes, or are empty")
+        if (self.tokens >= len(TOKENS)).any() or not programs.valid().all():
+            raise InputError("it has tokens that are not a program")
+        if self.ids.shape != (count,) or self.ids.dtype != np.int64 or len(np.unique(self.ids)) < count:
+            raise InputError("its ids are not all different")
+
     @classmethod
     def open(
         cls, path: Path, side: int | None = None, skip_bad: bool = False, on_event: Callback = ignore
@@ -60,9 +82,9 @@ class KarelData:
             bad = len(errors)
             try:
                 data._write_cache(cache, digest, bad)
-            except OSError as error:
-                text = f"cannot write the cache {cache} ({error.strerror}): {path} will be read again next time"
-                on_event(warning(text))
+            except (OSError, InputError) as error:
+                reason = getattr(error, "strerror", None) or error
+                on_event(warning(f"cannot write the cache {cache} ({reason}): {path} will be read again next time"))
         if bad:
             on_event(warning(f"{path}: skipped {bad} bad lines of {bad + len(data)}"))
         if side in (None, data.side):
@@ -76,18 +98,13 @@ class KarelData:
     def write(self, path: Path, forms: Form = "tensor", on_event: Callback = ignore) -> None:
         """Write a file in the public JSON-lines format, which appears when it is complete, and its cache beside it."""
         progress = Progress(on_event, f"writing {path.name}", len(self))
-        temporary = path.with_name(f"{TEMPORARY}{path.name}")
         with os_errors(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("w", encoding="utf-8") as file:
-                    for row, length in enumerate(self.lengths):
-                        program, worlds = self.tokens[row, :length], (self.inputs[row], self.outputs[row])
-                        file.write(write_record(program, int(self.ids[row]), *worlds, forms) + "\n")
-                        progress.advance()
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with atomic_file(path) as file:
+                for row, length in enumerate(self.lengths):
+                    program, worlds = self.tokens[row, :length], (self.inputs[row], self.outputs[row])
+                    file.write(write_record(program, int(self.ids[row]), *worlds, forms).encode() + b"\n")
+                    progress.advance()
         with os_errors(f"write the cache of {path}"):
             self._write_cache(_cache(path), _digest(path))
 
@@ -95,22 +112,18 @@ class KarelData:
         """Write the cache of a file with this digest, all of it or nothing."""
         worlds = (self.inputs.cells, self.inputs.hero, self.outputs.cells, self.outputs.hero)
         arrays = dict(zip(_ARRAYS, (self.tokens, self.lengths, *worlds, self.ids), strict=True))
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
+        with temporary_folder(folder) as temporary:
             for name, array in arrays.items():
                 np.save(temporary / f"{name}.npy", np.ascontiguousarray(array))
             digests = {name: _digest(temporary / f"{name}.npy") for name in arrays}
             meta = {"version": _VERSION, "source": digest, "bad_lines": bad, "side": self.side, "arrays": digests}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-            temporary.chmod(0o755)
             if folder.exists():
                 expected = {"meta.json", *(f"{name}.npy" for name in _ARRAYS)}
                 if other := {entry.name for entry in folder.iterdir()} - expected:
                     raise InputError(f"{folder} holds {min(other)!r}, which is not part of a cache: move it away")
                 shutil.rmtree(folder)
             temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_records(path: Path, skip_bad: bool = False) -> tuple[KarelData, list[str]]:
@@ -168,14 +181,21 @@ def _load(folder: Path, digest: str, on_event: Callback) -> tuple[KarelData, int
     if not folder.exists():
         return None
     try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text("utf-8"))
-        if meta["version"] != _VERSION or meta["source"] != digest:
+        meta = read_json(folder / "meta.json")
+        if not isinstance(meta, dict) or not isinstance(meta.get("arrays"), dict):
+            raise InputError("meta.json does not describe a cache")
+        if meta.get("version") != _VERSION or meta.get("source") != digest:
             return None
-        if any(_digest(folder / f"{name}.npy") != meta["arrays"][name] for name in _ARRAYS):
+        if any(_digest(folder / f"{name}.npy") != meta["arrays"].get(name) for name in _ARRAYS):
             raise InputError("an array has changed since it was written")
         # Copy on write, because PyTorch warns of read-only arrays.
-        tokens, lengths, *worlds, ids = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
-        return KarelData(tokens, lengths, Grids(*worlds[:2]), Grids(*worlds[2:]), ids), int(meta["bad_lines"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        arrays = [read_array(folder / f"{name}.npy", dtype, ndim, "c") for name, (dtype, ndim) in _ARRAYS.items()]
+        tokens, lengths, *worlds, ids = arrays
+        data, bad = KarelData(tokens, lengths, Grids(*worlds[:2]), Grids(*worlds[2:]), ids), meta.get("bad_lines")
+        data.check()
+        if type(bad) is not int or bad < 0 or meta.get("side") != data.side:
+            raise InputError("meta.json and the arrays do not agree")
+        return data, bad
+    except InputError as error:
         on_event(warning(f"the cache {folder} is damaged ({error}) and will be rebuilt"))
         return None

@@ -4,11 +4,10 @@ A task depends on the seed, its split and its index, and on earlier tasks only b
 """
 
 import os
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numba
 import numpy as np
@@ -16,7 +15,8 @@ import torch
 
 from corollout.errors import InputError
 from corollout.events import Callback, Progress, ignore
-from corollout.files import TEMPORARY, make_folder, os_errors
+from corollout.files import os_errors, write_json
+from corollout.folders import FolderLock, staged
 from corollout.noise import Noise
 from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file
 from corollout.tasks.karel.exercises import LARGEST, SMALLEST, find_examples
@@ -115,35 +115,42 @@ def make_data(
     settings: DataSettings,
     forms: Form = "tensor",
     workers: int | None = None,
+    facts: Mapping[str, Any] | None = None,
     on_event: Callback = ignore,
 ) -> None:
     """Generate train.jsonl, val.jsonl and test.jsonl with their caches, unless the folder has them already.
 
-    Existing files are never touched: a folder with some of the splits, but not all, is refused.
+    Existing files are never touched: a folder with some of the splits, but not all, is refused. All files appear
+    together; ``facts``, if given, are one of them, manifest.json, and then the folder must be empty.
     """
-    counts = {split: count for split in SPLITS if (count := getattr(settings, split))}
-    existing = [path.name for split in counts if (path := find_file(folder, split)) is not None]
-    if existing and len(existing) == len(counts):
-        return
-    if existing:
+    with FolderLock(folder) as lock:
+        if facts is not None:
+            lock.require_empty()  # another process may have been faster, with other settings
+        elif _has_splits(folder, settings):
+            return
+        limits = {name: getattr(settings, name) for name in ("shortest", "longest", "largest")}
+        counts = _counts(settings)
+        data = generate(counts, seed=settings.data_seed, workers=workers, on_event=on_event, **limits)
+        with os_errors(f"write the data to {folder}"), staged(folder, last=f"{next(iter(counts))}.jsonl") as staging:
+            for split, tasks in data.items():
+                tasks.write(staging / f"{split}.jsonl", forms, on_event)
+            if facts is not None:
+                write_json(staging / "manifest.json", facts)
+
+
+def _counts(settings: DataSettings) -> dict[str, int]:
+    return {split: count for split in SPLITS if (count := getattr(settings, split))}
+
+
+def _has_splits(folder: Path, settings: DataSettings) -> bool:
+    """Whether a folder has all files; one that has only some is refused."""
+    wanted = _counts(settings)
+    existing = [path.name for split in wanted if (path := find_file(folder, split)) is not None]
+    if existing and len(existing) < len(wanted):
         raise InputError(
             f"{folder} has {', '.join(existing)} but not all splits: add the missing files or use another folder"
         )
-    make_folder(folder)
-    limits = {name: getattr(settings, name) for name in ("shortest", "longest", "largest")}
-    data = generate(counts, seed=settings.data_seed, workers=workers, on_event=on_event, **limits)
-    # Complete files are moved to their names at the end, so that an interrupted run leaves nothing behind but this.
-    staging = folder / f"{TEMPORARY}data"
-    with os_errors(f"write the data to {folder}"):
-        shutil.rmtree(staging, ignore_errors=True)
-        try:
-            for split, tasks in data.items():
-                tasks.write(staging / f"{split}.jsonl", forms, on_event)
-            for path in sorted(staging.iterdir(), key=lambda path: path.is_file()):  # caches first
-                if path.is_file() or not (folder / path.name).exists():
-                    path.rename(folder / path.name)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    return bool(existing)
 
 
 @no_type_check

@@ -7,12 +7,14 @@ below. The hero is an index into the flattened grid and a direction, 0 … 3 for
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, no_type_check
 
+import numba
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.tasks.karel.world import World
+from corollout.tasks.karel.world import LARGEST, MOST_MARKERS, World
 
 OUTSIDE, BORDER, WALL = 253, 254, 255
 FIRST_BLOCKED = OUTSIDE
@@ -33,6 +35,30 @@ class Grids:
 
     def __getitem__(self, index: Any) -> "Grids":
         return Grids(self.cells[index], self.hero[index])
+
+    def check(self) -> "Grids":
+        """Raise an error unless these are worlds with their borders: compiled loops rely on it for every index."""
+        if self._problem is not None:
+            raise InputError(self._problem)
+        return self
+
+    @cached_property
+    def _problem(self) -> str | None:
+        cells, hero = self.cells, self.hero
+        if cells.dtype != np.uint8 or hero.dtype != np.int16:
+            return f"the cells of grids must be uint8 and the heroes int16, not {cells.dtype} and {hero.dtype}"
+        if cells.ndim < 2 or hero.ndim < 1 or cells.shape != (*hero.shape[:-1], self.side, self.side):
+            shapes = f"cells{list(cells.shape)} and hero{list(hero.shape)}"
+            return f"expected grids cells[…, side, side] and hero[…, 2], not {shapes}"
+        if hero.shape[-1] != 2 or not 3 <= self.side <= LARGEST_SIDE:
+            sizes = f"a side of 3 to {LARGEST_SIDE} and heroes of 2 numbers"
+            return f"grids have {sizes}, not a side of {self.side} and heroes of {hero.shape[-1]}"
+        flat = np.ascontiguousarray(cells).reshape(-1, self.side, self.side)
+        wrong = _first_invalid(flat, np.ascontiguousarray(hero).reshape(-1, 2))
+        if wrong >= 0:
+            index = np.unravel_index(wrong, hero.shape[:-1]) if hero.ndim > 1 else ()
+            return f"grid {list(map(int, index))} is not a world with its border and its hero: make it with pack"
+        return None
 
 
 def pack(worlds: Sequence[World], side: int) -> Grids:
@@ -56,6 +82,38 @@ def pack(worlds: Sequence[World], side: int) -> Grids:
         row, col, direction = world.hero
         hero[number] = (row + 1) * side + col + 1, direction
     return Grids(cells, hero)
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _first_invalid(cells, heroes):
+    """The first of ``cells[grid, side, side]`` that is not a world or whose hero is not in it, or −1."""
+    side = cells.shape[1]
+    for g in range(len(cells)):
+        height, width = 0, 0  # with the border
+        while height < side and cells[g, height, 0] == BORDER:
+            height += 1
+        while width < side and cells[g, 0, width] == BORDER:
+            width += 1
+        if not (3 <= height <= LARGEST + 2 and 3 <= width <= LARGEST + 2):
+            return g
+        for r in range(side):
+            for c in range(side):
+                value = cells[g, r, c]
+                if r >= height or c >= width:
+                    valid = value == OUTSIDE
+                elif r == 0 or c == 0 or r == height - 1 or c == width - 1:
+                    valid = value == BORDER
+                else:
+                    valid = value <= MOST_MARKERS or value == WALL
+                if not valid:
+                    return g
+        cell, direction = np.int64(heroes[g, 0]), np.int64(heroes[g, 1])
+        if not (0 <= cell < side * side and 0 <= direction < 4):
+            return g
+        if cells[g, cell // side, cell % side] > MOST_MARKERS:
+            return g
+    return -1
 
 
 def unpack(grids: Grids) -> World:

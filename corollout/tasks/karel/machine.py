@@ -56,12 +56,24 @@ class Programs:
     lengths: np.ndarray  # int64[program]
 
     def __post_init__(self) -> None:
+        # The compiled loops rely on this for every index.
+        kinds = self.tokens.dtype, self.tokens.ndim, self.lengths.dtype, self.lengths.ndim
+        if kinds != (np.uint8, 2, np.int64, 1):
+            given = f"{kinds[0]} of {kinds[1]} and {kinds[2]} of {kinds[3]} dimensions"
+            raise InputError(f"programs are tokens, uint8[program, width], and lengths, int64[program], not {given}")
         rows, width = self.tokens.shape
-        if self.lengths.shape != (rows,) or self.lengths.max(initial=0) > width:
-            raise InputError(f"{rows} × {width} tokens need {rows} lengths of at most {width}")
+        valid = self.lengths.min(initial=0) >= 0 and self.lengths.max(initial=0) <= width
+        if self.lengths.shape != (rows,) or not valid:
+            raise InputError(f"{rows} × {width} tokens need {rows} lengths from 0 to {width}")
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def valid(self) -> np.ndarray:
+        """bool[program]: whether the tokens are a program."""
+        valid = np.zeros(len(self), np.bool_)
+        by_rows(_check_all, self.tokens.shape[1], self.tokens, self.lengths, valid)
+        return valid
 
     @classmethod
     def pack(cls, sequences: Sequence[Sequence[int]]) -> "Programs":
@@ -96,8 +108,12 @@ def judge(programs: Programs, tasks: np.ndarray, inputs: Grids, outputs: Grids, 
 
     ``inputs`` and ``outputs`` are [task, example]. Worlds are equal if the hero and the markers are.
     """
-    tasks = np.asarray(tasks, np.int64)
-    count, examples, side = *inputs.hero.shape[:2], inputs.side
+    tasks = np.asarray(tasks)
+    if tasks.size and tasks.dtype.kind not in "iu":
+        raise InputError(f"tasks are given as integers, not as {tasks.dtype}")
+    tasks = tasks.astype(np.int64, copy=False)
+    count, examples, side = *_checked(inputs, ticks), inputs.side
+    outputs.check()
     # Arrays of different sizes are refused: the compiled loops would read beyond their ends.
     shapes = [list(grids.cells.shape) for grids in (inputs, outputs)]
     if shapes[0] != shapes[1] or outputs.hero.shape != inputs.hero.shape:
@@ -119,7 +135,7 @@ def judge(programs: Programs, tasks: np.ndarray, inputs: Grids, outputs: Grids, 
 
 def execute(programs: Programs, inputs: Grids, ticks: int = TICKS) -> Executions:
     """Run program i on the worlds ``inputs[i]``; ``inputs`` is [program, example] and not changed."""
-    shape, side = inputs.hero.shape[:2], inputs.side
+    shape, side = _checked(inputs, ticks), inputs.side
     if len(programs) != shape[0]:
         raise InputError(f"{len(programs)} programs need {len(programs)} rows of worlds, not {shape[0]}")
     cells = np.array(inputs.cells, np.uint8).reshape(*shape, side * side)
@@ -127,6 +143,25 @@ def execute(programs: Programs, inputs: Grids, ticks: int = TICKS) -> Executions
     status, used = np.zeros(shape, np.uint8), np.zeros(shape, np.int64)
     _execute_all(programs.tokens, programs.lengths, cells, hero, side, ticks, status, used)
     return Executions(status, used, Grids(cells.reshape(*shape, side, side), hero))
+
+
+def _checked(inputs: Grids, ticks: int) -> tuple[int, int]:
+    """The number of rows of worlds and of worlds in a row, after checks of everything that loops index with."""
+    if inputs.check().hero.ndim != 3:
+        raise InputError(f"expected worlds [row, example], not {list(inputs.hero.shape[:-1])}")
+    if ticks < 0:
+        raise InputError(f"a program can run for 0 ticks or more, not {ticks}")
+    rows, examples, _ = inputs.hero.shape
+    return rows, examples
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _check_all(tokens, lengths, valid):
+    width = tokens.shape[1] + 1
+    code, stack = np.zeros((width, 3), np.int64), np.zeros((width, 3), np.int64)
+    for i in range(len(lengths)):
+        valid[i] = compile_program(tokens[i], lengths[i], code, stack) >= 0
 
 
 @no_type_check

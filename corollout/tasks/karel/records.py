@@ -18,6 +18,7 @@ import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.json_text import decode_json
 from corollout.tasks.karel.grids import FIRST_BLOCKED, Grids, pack, stacked, unpack
 from corollout.tasks.karel.language import ACTIONS, ID, TOKENS, parse, to_tokens
 from corollout.tasks.karel.machine import TICKS, compile_program, run_code
@@ -57,7 +58,7 @@ def write_record(program: np.ndarray, number: int, inputs: Grids, outputs: Grids
 def read_record(line: bytes) -> tuple[list[int], int, Grids]:
     """The program, the id and the worlds, [example, input or output], of a line."""
     try:
-        data = json.loads(line)
+        data = decode_json(line)
     except UnicodeDecodeError as error:
         raise InputError("not UTF-8 text") from error
     except json.JSONDecodeError as error:

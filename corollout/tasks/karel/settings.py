@@ -23,11 +23,11 @@ class ModelSettings:
     """The network; the defaults are the paper's."""
 
     largest_world: int = option(16, "Most rows and columns of a world that the encoder reads.", least=2)
-    channels: int = option(32, "Channels of the convolution of each world.", least=1)
-    blocks: int = option(2, "Residual blocks of three convolutions.", least=0)
-    pair_width: int = option(512, "Width of the embedding of a pair of worlds.", least=1)
-    embedding: int = option(256, "Width of the embedding of a token.", least=1)
-    hidden: int = option(256, "Width of the LSTM.", least=1)
-    layers: int = option(2, "Layers of the LSTM.", least=1)
-    max_length: int = option(48, "Maximal length of a program in tokens, end token included.", least=1)
+    channels: int = option(32, "Channels of the convolution of each world.", least=1, most=10_000)
+    blocks: int = option(2, "Residual blocks of three convolutions.", least=0, most=1_000)
+    pair_width: int = option(512, "Width of the embedding of a pair of worlds.", least=1, most=100_000)
+    embedding: int = option(256, "Width of the embedding of a token.", least=1, most=100_000)
+    hidden: int = option(256, "Width of the LSTM.", least=1, most=100_000)
+    layers: int = option(2, "Layers of the LSTM.", least=1, most=1_000)
+    max_length: int = option(48, "Maximal length of a program in tokens, end token included.", least=1, most=100_000)
     grammar: bool = option(False, "Mask tokens that the grammar does not allow.")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from corollout.data import Columns, Split
 from corollout.errors import InputError
+from corollout.files import digest_of, file_digest, os_errors
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file
@@ -68,6 +69,12 @@ class KarelTask(Task):
                 f"into max_length, which is {self.model.max_length}; set it to {longest + 1} or more"
             )
         return karel_split(data)
+
+    def data_digest(self) -> str:
+        assert self.folder is not None
+        paths = [find_file(self.folder, name) for name in ("train", "val")]
+        with os_errors(f"read the data in {self.folder}"):
+            return digest_of(file_digest(path).encode() for path in paths if path is not None)
 
     def engine(self, seed: int = 0) -> Engine:
         torch.manual_seed(seed)

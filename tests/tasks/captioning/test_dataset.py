@@ -243,14 +243,25 @@ def change_meta(**changes: object) -> Callable[[Path], None]:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no meta": (lambda out: (out / "meta.json").unlink(), "is not a prepared data set of captions"),
     "no JSON": (lambda out: (out / "meta.json").write_text("{"), "not valid JSON"),
-    "no object": (lambda out: (out / "meta.json").write_text("[]"), "is damaged"),
-    "other version": (change_meta(version=0), r"another format \(captions, version 0, not captions, version 1\)"),
+    "no object": (lambda out: (out / "meta.json").write_text("[]"), "another format"),
+    "other version": (change_meta(version=0), r"another format \('captions', version 0, not 'captions', version 1\)"),
     "other kind": (change_meta(kind="x"), "another format"),
     "changed words": (lambda out: flip(out / "vocabulary.txt"), r"vocabulary\.txt has changed"),
     "changed tokens": (lambda out: flip(out / "tokens.npy"), r"tokens\.npy has changed"),
-    "missing array": (lambda out: (out / "images.npy").unlink(), r"No such file or directory \(.*images\.npy\)"),
+    "missing array": (
+        lambda out: (out / "images.npy").unlink(),
+        r"cannot read .*images\.npy: No such file or directory",
+    ),
     "missing features": (lambda out: (out / "features.npy").unlink(), "No such file"),
     "features cut short": (lambda out: os.truncate(out / "features.npy", 400), "is damaged"),
+    "no splits": (change_meta(splits=[]), "no valid splits"),
+    "splits of text": (change_meta(splits={"train": "12"}), "no valid splits"),
+    "negative split": (change_meta(splits={"train": 20, "val": -5}), "no valid splits"),
+    "longest of text": (change_meta(longest="16"), "no valid splits or longest"),
+    "no digests": (change_meta(digests=None), "no valid digests"),
+    "features as a list": (change_meta(features=[1]), "no valid features"),
+    "photos as a number": (change_meta(photos=7), "no valid photos"),
+    "made by a list": (change_meta(made=[]), "no valid made"),
     "other features": (lambda out: np.save(out / "features.npy", numbers(15, 5)), "the shape of features"),
 }
 
@@ -278,7 +289,13 @@ def test_a_damaged_or_foreign_folder_is_said_to_be_so(copy: Path, kind: str):
         ("tokens", lambda tokens: tokens + 10_000, "a word is not in the vocabulary"),
         ("tokens", lambda tokens: tokens * 0, "a word is not in the vocabulary"),
         ("captions", lambda bounds: bounds[::-1].copy(), "bounds of the captions"),
+        ("captions", lambda bounds: np.append(bounds[:-1], bounds[-1] + 5), "bounds of the captions"),
         ("images", lambda bounds: np.full_like(bounds, 3), "bounds of the images"),
+        ("images", lambda bounds: bounds[:0], "bounds of the images"),
+        ("images", lambda bounds: bounds.astype(np.float64), "expected an array of int64"),
+        ("tokens", lambda tokens: tokens.astype(np.int64), "expected an array of int32"),
+        ("ids", lambda ids: ids.astype(object), "header cannot be read"),
+        ("features", np.asfortranarray, "row-major"),
         ("features", lambda rows: rows * np.nan, "non-finite features"),
     ],
 )
@@ -290,7 +307,7 @@ def test_parts_that_do_not_belong_together_are_noticed(
     np.save(path, change(np.load(path)))
     fitting = {"digest": file_digest(path)} if name == "features" else {path.name: file_digest(path)}
     change_json(copy / "meta.json", lambda meta: meta["features" if name == "features" else "digests"].update(fitting))
-    with pytest.raises(InputError, match=f"is inconsistent: .*{message}"):
+    with pytest.raises(InputError, match=f"is damaged: .*{message}"):
         CaptionData.open(copy).verify()
 
 

@@ -11,7 +11,6 @@ import pytest
 import safetensors.numpy
 import torch
 
-from corollout.errors import InputError
 from corollout.export import export_run, runtime
 from corollout.files import write_weights
 from corollout.policies import TreeHead
@@ -85,49 +84,39 @@ def test_what_is_written(name: str, tmp_path: Path):
     assert all(np.array_equal(own[name], arrays[name]) and own[name].dtype == arrays[name].dtype for name in own)
 
 
-def test_an_earlier_export_is_replaced(tmp_path: Path):
-    out = tmp_path / "out"
-    out.mkdir()
-    write_export(out, captioner(None), WORDS)
-    (out / "__pycache__").mkdir()  # left by a use of it
-    for name in ("new", "old"):  # left by a killed process
-        (tmp_path / f".temporary-{name}-out").mkdir()
-        (tmp_path / f".temporary-{name}-out" / "weights.safetensors").write_text("torn")
+def test_an_export_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, calls = tmp_path / "out", []
     engine = captioner(TREES["balanced"])
     policy_module(engine).double()
-    write_export(out, engine, WORDS)
-    arrays = safetensors.numpy.load_file(out / "weights.safetensors")
-    assert {str(array.dtype) for array in arrays.values()} == {"float32", "int32"}
-    assert sorted(contents(out)) == sorted(NAMES)
-    assert runtime.Captioner.load(out, compiled=False).model["head"] == "tree"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    out = tmp_path / "out"
-    write_export(out, captioner(None), WORDS)
-    before, calls = contents(out), []
 
     def full(handle: int) -> None:
         calls.append(handle)
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"cannot write the export .*out: No space left on device"):
-        write_export(out, captioner(TREES["balanced"]), WORDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        refused("cannot write the folder .*out: No space left on device", write_export, out, engine, WORDS)
+    assert not out.exists()
+    (out / ".temporary-staging.0123456789ab").mkdir(parents=True)  # left by a killed process
+    write_export(out, engine, WORDS)
+    arrays = safetensors.numpy.load_file(out / "weights.safetensors")
+    assert {str(array.dtype) for array in arrays.values()} == {"float32", "int32"}
+    assert sorted(contents(out)) == sorted(NAMES)
+    assert runtime.Captioner.load(out, compiled=False).model["head"] == "tree"
+    before = contents(out)
+    refused("is not empty: choose another with --out", write_export, out, captioner(None), WORDS)
     assert contents(out) == before
 
 
-def test_nothing_else_is_overwritten(tmp_path: Path, softmax_run: Path):
-    for name in ("notes.txt", "model.json"):
-        out = tmp_path / name.partition(".")[0]
-        out.mkdir()
-        (out / name).write_text('{"kind": "mine"}')
-        for place, message in ((out, "not an earlier export"), (out / name, "is not a folder")):
-            refused(message, write_export, place, captioner(None), WORDS)
-            refused(message, export_run, softmax_run, place)
-        assert contents(out) == {name: b'{"kind": "mine"}'}
+def test_nothing_is_overwritten(tmp_path: Path, softmax_run: Path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    for place, message in ((out, "is not empty"), (out / "notes.txt", "is not a folder|Not a directory")):
+        refused(message, write_export, place, captioner(None), WORDS)
+        refused(message, export_run, softmax_run, place)
+    assert contents(out) == {"notes.txt": b"mine"}
 
 
 def test_errors(tmp_path: Path, softmax_run: Path, tree_run: Path):
@@ -143,7 +132,7 @@ def test_errors(tmp_path: Path, softmax_run: Path, tree_run: Path):
     refused("has 120 tokens, but there are 119 words", write_export, out, captioner(None), WORDS[1:])
     refused("'output' are not all finite", write_export, out, broken, WORDS)
     refused("only captioners can be exported, not a TablePolicy", write_export, out, table, WORDS)
-    refused("cannot write the export .*file/out", write_export, tmp_path / "file" / "out", captioner(None), WORDS)
+    refused("cannot write to the folder .*file/out", write_export, tmp_path / "file" / "out", captioner(None), WORDS)
     refused("is a run of the task 'karel'", export_run, tmp_path / "karel", out)
     refused("is not a run directory", export_run, tmp_path / "nothing", out)
     refused("cannot read the weights .*best.safetensors", export_run, fresh, out)

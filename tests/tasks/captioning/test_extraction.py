@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from corollout.tasks.captioning.extraction import extract, network_of, write_fea
 from corollout.tasks.captioning.networks import find_images, read_image
 from tests.support.errors import refused
 from tests.support.image_files import MeanColours, make_images, noise, slow_features
+
+FOREIGN = "it is not an image in one of the formats JPEG, PNG, WEBP, BMP"
 
 
 def counting(done: list[int]) -> Callback:
@@ -339,7 +342,7 @@ def test_a_bad_image_is_named_or_left_out(tmp_path: Path):
     found = extract(paths, network, 3, skip_bad=True)
     good = [paths[0], paths[2], *paths[4:6]]
     assert (found.paths, list(found.bad)) == (good, [paths[1], paths[3], *paths[6:]])
-    assert found.bad[paths[3]] == f"cannot read the image {paths[3]}: it is not an image, despite its name"
+    assert found.bad[paths[3]] == f"cannot read the image {paths[3]}: {FOREIGN}"
     assert np.array_equal(found.rows, slow_features(good))
     assert network.calls == [2, 2]
     assert extract(paths[6:], MeanColours(), skip_bad=True).rows.shape == (0, 12)
@@ -354,3 +357,76 @@ def test_a_network_must_do_what_it_says(tmp_path: Path):
     paths = make_images(tmp_path, 2)
     refused(r"returned float32 \(2, 12\) for 2 images, not float32 \(2, 13\)", extract, paths, Narrow())
     refused("at least one image, not 0", extract, paths, MeanColours(), batch=0)
+
+
+def _sum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big")
+
+
+def header_of(width: int, height: int) -> bytes:
+    """The beginning of a PNG file of this size."""
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    chunks = ((b"IHDR", size), (b"IDAT", b""))
+    parts = (len(data).to_bytes(4, "big") + kind + data + _sum(kind + data) for kind, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "bmp"])
+def test_the_number_of_pixels_is_limited(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / f"x.{suffix}"
+    Image.fromarray(noise(0)).save(path)
+    monkeypatch.setenv("COROLLOUT_MAX_PIXELS", "125")
+    message = refused("x.* has 126 pixels, but at most 125", read_image, path)
+    assert "COROLLOUT_MAX_PIXELS" in message
+    monkeypatch.setenv("COROLLOUT_MAX_PIXELS", "126")
+    assert read_image(path).size == (14, 9)
+
+
+def test_a_bomb_is_refused_by_our_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "x.png"
+    most = Image.MAX_IMAGE_PIXELS
+    for side in (10_000, 20_000):  # Pillow would warn of the first, and refuse the second
+        path.write_bytes(header_of(side, side))
+        refused(f"{side**2:,} pixels, but at most 50,000,000", read_image, path)
+    monkeypatch.setenv("COROLLOUT_MAX_PIXELS", str(10**9))
+    refused("cannot read the image", read_image, path)  # there are no pixels
+    assert most == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize(("kind", "name"), [("GIF", "x.png"), ("EPS", "x.jpg"), ("TIFF", "x.bmp"), ("PPM", "x.png")])
+def test_other_formats_are_refused_whatever_their_names(tmp_path: Path, kind: str, name: str):
+    Image.fromarray(noise(0)).save(tmp_path / name, kind)
+    refused(FOREIGN, read_image, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "[]",
+            "7",
+            '{"files": "x"}',
+            '{"files": 2, "bad": []}',
+            '{"files": true, "bad": {}}',
+            '{"files": -1, "bad": {}}',
+        ),
+        *('{"files": 900, "bad": {}}', '{"files": 1, "bad": {"x": "y"}}', '{"files": 1, "bad": {"image-00.png": 1}}'),
+    ],
+)
+def test_a_record_of_something_else_does_not_count(tmp_path: Path, line: str):
+    paths = make_images(tmp_path / "images", 4)
+    expected = write_features(paths, MeanColours(), tmp_path / "a.npy", 2).path.read_bytes()
+    about = json.loads((tmp_path / "a.json").read_text())
+    task = {name: about[name] for name in ("network", "side", "width", "files")}
+    (tmp_path / "b.npy.part").write_bytes(expected)
+    (tmp_path / "b.npy.part.jsonl").write_text(f"{json.dumps(task)}\n{line}\n")
+    assert write_features(paths, MeanColours(), tmp_path / "b.npy", 2).path.read_bytes() == expected
+
+
+@pytest.mark.parametrize("bad", [None, [], "x", 3, {"image-00.png": 1}, {"other.png": "why"}])
+def test_a_description_of_something_else_is_refused(tmp_path: Path, bad: object):
+    paths = make_images(tmp_path / "images", 2)
+    write_features(paths, MeanColours(), tmp_path / "a.npy")
+    about = json.loads((tmp_path / "a.json").read_text()) | {"bad": bad}
+    (tmp_path / "a.json").write_text(json.dumps(about))
+    refused("was made from other images", write_features, paths, MeanColours(), tmp_path / "a.npy", skip_bad=True)

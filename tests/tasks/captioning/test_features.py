@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -101,12 +102,12 @@ def test_damaged_files(tmp_path: Path, write: Write):
     path = write(tmp_path, numbers(len(NAMES), 600))
     file = path / "e.jpg.npy" if path.is_dir() else path
     file.write_bytes(file.read_bytes()[:-700])
-    with pytest.raises(InputError, match=r"cannot read the features .* damaged or truncated") as failure:
+    with pytest.raises(InputError, match=r"cannot read the features .* damaged or truncated|cut short") as failure:
         open_features(path).rows(np.arange(len(NAMES)))
     assert str(file) in str(failure.value)
     for content in (b"", b"no such file"):
         file.write_bytes(content)
-        with pytest.raises(InputError, match=r"cannot read the features .*x"):
+        with pytest.raises(InputError, match=r"cannot read the features .*x|is not a \.npy file"):
             open_features(path).rows(np.arange(len(NAMES)))
 
 
@@ -204,3 +205,61 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     (tmp_path / "x.h5").write_bytes(b"")
     refused(r"x\.h5 needs the package h5py: pip install 'corollout\[h5\]'", open_features, tmp_path / "x.h5")
+
+
+def header(shape: str, descr: str = "<f4") -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"features": header("(2, 1000000000)"), "names": header("(2,)", "|S1") + b"ab"},
+        {"features": header("(2, 3)") + bytes(24), "names": header("(90,)", "<U9999999")},
+        {"a.jpg": header("(3000000000,)"), "b.jpg": header("(3,)") + bytes(12)},
+    ],
+)
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, arrays: dict[str, bytes]):
+    with ZipFile(tmp_path / "x.npz", "w") as file:
+        for name, data in arrays.items():
+            file.writestr(f"{name}.npy", data)
+    refused("COROLLOUT_MAX_ARRAY_BYTES", open_features, tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["features", "names", "a.jpg"])
+def test_large_chunks_of_hdf5_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setenv("COROLLOUT_MAX_ARRAY_BYTES", "100000")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        if name != "a.jpg":
+            file["names" if name == "features" else "features"] = NAMES if name == "features" else numbers(7)
+        large = (7, 10_000) if name == "features" else (1_000_000,)
+        kind = h5py.string_dtype() if name == "names" else "f4"
+        file.create_dataset(name, large, kind, chunks=large, compression="gzip")
+    refused("COROLLOUT_MAX_ARRAY_BYTES", open_features, tmp_path / "x.h5")
+
+
+def test_names_of_hdf5_that_share_a_long_text_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setenv("COROLLOUT_MAX_ARRAY_BYTES", "100000")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["features"], file["names"] = numbers(7), ["x" * 20_000 + name for name in NAMES]
+    refused("longer than the limit of COROLLOUT_MAX_ARRAY_BYTES", open_features, tmp_path / "x.h5")
+    monkeypatch.setattr(features, "_READ_NAMES", "while True: pass")  # as libhdf5 does with some damaged files
+    monkeypatch.setattr(features, "_NAMES_SECONDS", 0.2)
+    refused("its names cannot be read in 0.2 seconds", open_features, tmp_path / "x.h5")
+
+
+def test_hdf5_must_not_refer_to_other_files(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "secret").write_bytes(bytes(100))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("a.jpg", (5,), "f4", external=[(str(tmp_path / "secret"), 0, 20)])
+    refused("refers to other files", open_features, tmp_path / "x.h5")
+
+
+def test_a_block_of_rows_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COROLLOUT_MAX_ARRAY_BYTES", "100")
+    for write in (npy, safetensors):
+        refused("a block of 7 rows of 6 features has 168 bytes", open_features, write(tmp_path, numbers(7)))

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from corollout.rewards import Reward
-from corollout.tasks.captioning import scoring
+from corollout.tasks.captioning import meteor, scoring
+from corollout.tasks.captioning.meteor import MeteorError, score_meteor
 from corollout.tasks.captioning.metrics import CiderReward
-from corollout.tasks.captioning.scoring import MeteorError, score_files, score_meteor, write_frequencies
+from corollout.tasks.captioning.scoring import score_files, write_frequencies
 from corollout.tasks.captioning.tokenizer import tokenize
 from corollout.text_metrics import References
 from tests.support.commands import output, refusal
@@ -100,6 +102,14 @@ def test_what_the_command_prints(files: Files):
     assert "nothing to do" in refusal("score", "--refs", files.refs)
 
 
+def test_ids_that_look_like_markup(tmp_path: Path):
+    refs = {"images": [{"id": "[/b]\x1b[31m"}], "annotations": [{"image_id": "[/b]\x1b[31m", "caption": "a [red] cat"}]}
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    (tmp_path / "hyps.json").write_text(json.dumps(refs["annotations"]))
+    files = "--refs", tmp_path / "refs.json", "--hyps", tmp_path / "hyps.json"
+    assert r" [/b]\x1b[31m " in output("score", *files, "--per-example", "--no-meteor")
+
+
 def test_meteor_if_installed(files: Files, monkeypatch: pytest.MonkeyPatch):
     def fake(groups: list[list[list[str]]], captions: list[list[str]]) -> tuple[float, np.ndarray]:
         assert groups[2][0] == ["a", "man", "'s", "hat", "hangs", "on", "a", "hook"]
@@ -119,6 +129,58 @@ def test_why_meteor_is_missing(monkeypatch: pytest.MonkeyPatch, package: object,
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
     with pytest.raises(MeteorError, match=message):
         score_meteor([[["a"]]], [["a"]])
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import time; time.sleep(60)", "did not finish within 1 seconds"),  # it neither reads nor answers
+        ("import sys; sys.stdin.close(); import time; time.sleep(60)", "failed"),
+        ("pass", "failed"),
+        ("input(); print('what?\\n' * 9, flush=True); input(); input()", "could not convert"),
+        ("import sys; [sys.stdout.buffer.write(b'\\xff\\n') for _ in range(9)]", "failed"),
+    ],
+)
+def test_a_program_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, message: str):
+    monkeypatch.setattr(meteor, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(meteor, "_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(meteor, "_SECONDS", 0.8)
+    monkeypatch.setattr(meteor, "_SECONDS_PER_CAPTION", 0.1)
+    captions = [["a", "dog" * 200_000], ["a", "cat"]]  # more than a pipe holds
+    with pytest.raises(MeteorError, match=message):
+        score_meteor([[["a"]], [["the", "cat"]]], captions)
+
+
+def test_how_the_program_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked = ["SCORE ||| a b ||| c ||| a b", "SCORE |||  ||| "]
+    lines = "; ".join(f"assert input() == {line!r}; print('1.0 2', flush=True)" for line in asked)
+    program = f"{lines}; assert input() == 'EVAL ||| 1.0 2 ||| 1.0 2'; print('0.5\\n0.25\\n0.375', flush=True)"
+    monkeypatch.setattr(meteor, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(meteor, "_command", lambda: [sys.executable, "-c", program])
+    corpus, each = score_meteor([[["a", "b"], ["|||", "c"]], [[]]], [["a\nb"], []])
+    assert (corpus, each.tolist()) == (0.375, [0.5, 0.25])
+    with pytest.raises(MeteorError, match="not valid Unicode"):
+        score_meteor([[["a"]]], [["\ud800"]])
+    monkeypatch.setattr(meteor, "_command", lambda: [str(tmp_path / "missing")])
+    with pytest.raises(MeteorError, match="does not start"):
+        score_meteor([[["a"]]], [["a"]])
+
+
+@pytest.mark.parametrize("name", ["refs", "hyps"])
+def test_half_of_a_surrogate_pair_is_refused(files: Files, name: str):
+    path = getattr(files, name)
+    path.write_text(path.read_text().replace("dog", "\\ud800", 1))
+    refused(rf"{name}\.json, line 1, column \d+: .*half of a surrogate pair", score_files, files.refs, files.hyps)
+    if name == "refs":
+        out = files.folder / "df.json"
+        assert "half of a surrogate pair" in refusal("score", "--refs", files.refs, "--write-df", out)
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("images", [0, -1, 10**30, True, 1.5, "5"])
+def test_frequencies_need_a_number_of_images(files: Files, images: object):
+    table = files.write("df.json", {"images": images, "frequencies": {"a": 1}})
+    assert "images must be an integer from 1" in files.error(frequencies=table)
 
 
 @pytest.mark.prove
@@ -153,7 +215,7 @@ def test_document_frequencies(files: Files, tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"frequencies": {}, "images": 0}, "images must be an integer ≥ 1, not 0"),
+        ({"frequencies": {}, "images": 0}, "images must be an integer from 1 to 2147483647, not 0"),
         ({"frequencies": [], "images": 2}, "frequencies must be an object"),
         ({"frequencies": {"a": 3}, "images": 2}, "each in 0 to 2 images, not 'a': 3"),
         ({"frequencies": {"a b c d e": 1}, "images": 2}, "not 'a b c d e': 1"),

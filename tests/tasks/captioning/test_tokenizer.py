@@ -1,5 +1,6 @@
 """The words of captions are those of the public evaluation's tokeniser; they and their ids are a vocabulary."""
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -137,3 +138,11 @@ def test_invalid_files(tmp_path: Path, content: bytes | None, message: str):
     if content is not None:
         (tmp_path / "words.txt").write_bytes(content)
     refused(message, Vocabulary.load, tmp_path / "words.txt")
+
+
+@pytest.mark.parametrize("piece", ["a,", "1.a.", "a+", "1.a,b-", "d'ab.", "x@-", "<a", "'", "a", "no.x+@"])
+def test_the_time_is_linear_in_the_length(piece: str):
+    """It takes about a second; in quadratic time, it would take minutes."""
+    start = time.monotonic()
+    assert tokenize(piece * (200_000 // len(piece))) is not None
+    assert time.monotonic() - start < 20

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from corollout.errors import InputError
+from corollout.files import file_digest
 from corollout.tasks.karel import dataset
 from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.generator import generate
@@ -82,6 +83,66 @@ def test_a_damaged_cache_is_rebuilt(made: KarelData, file: Path, name: str, dama
         assert [word for word, warning in zip(expected, warnings, strict=True) if word in warning] == expected
 
 
+def one(array: np.ndarray, index: tuple[int, ...], value: int) -> np.ndarray:
+    changed = array.copy()
+    changed[index] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokens", lambda array: one(array, (3, 2), 200)),
+        ("tokens", lambda array: one(array, (3, 1), 0)),  # not a program
+        ("tokens", lambda array: array.astype(np.int32)),
+        ("tokens", lambda array: array[:-1]),
+        ("tokens", np.asfortranarray),
+        ("lengths", lambda array: one(array, (0,), 10**6)),
+        ("lengths", lambda array: one(array, (0,), -1)),
+        ("lengths", lambda array: array.astype(np.float64)),
+        ("lengths", lambda array: array[:, None]),
+        ("input_cells", lambda array: one(array, (5, 1, 0, 1), 0)),
+        ("output_cells", lambda array: one(array, (11, 5, 1, 1), 200)),
+        ("input_cells", lambda array: array[:, :, :, :-1]),
+        ("input_cells", lambda array: array[:, :1]),
+        ("input_cells", np.zeros_like),
+        ("input_hero", lambda array: one(array, (5, 1, 0), 32_000)),
+        ("output_hero", lambda array: one(array, (5, 1, 0), -1)),
+        ("input_hero", lambda array: one(array, (5, 1, 1), 4)),
+        ("input_hero", lambda array: array[..., :1]),
+        ("ids", lambda array: one(array, (0,), array[1])),
+        ("ids", lambda array: array.astype(np.uint64)),
+        ("ids", lambda array: array.astype(object)),
+        ("ids", lambda array: array[:0]),
+    ],
+)
+def test_a_cache_with_invalid_arrays_is_rebuilt_even_if_its_digests_are_right(
+    made: KarelData, file: Path, name: str, change: Callable[[np.ndarray], np.ndarray]
+):
+    folder = file.with_name("train.jsonl.cache")
+    path = folder / f"{name}.npy"
+    np.save(path, change(np.load(path)))
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["arrays"][name] = file_digest(path)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    data, (warning,) = opened(file)
+    assert "damaged" in warning
+    assert same(made, data)
+    assert opened(file)[1] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"side": 6}, {"side": None}, {"bad_lines": "1"}, {"bad_lines": -1}, {"bad_lines": True}, {"arrays": ["tokens"]}],
+)
+def test_a_cache_with_invalid_facts_is_rebuilt(made: KarelData, file: Path, change: dict[str, Any]):
+    meta = file.with_name("train.jsonl.cache") / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | change))
+    data, (warning,) = opened(file)
+    assert "damaged" in warning
+    assert same(made, data)
+
+
 def test_without_a_folder_for_the_cache_there_is_a_warning(made: KarelData, file: Path):
     cache = file.with_name("train.jsonl.cache")
     shutil.rmtree(cache)
@@ -95,8 +156,9 @@ def test_a_folder_with_other_files_is_not_removed(file: Path):
     precious = file.with_name("train.jsonl.cache") / "precious.txt"
     precious.write_text("")
     file.write_text(file.read_text() * 2)
-    with pytest.raises(InputError, match=r"holds 'precious\.txt', which is not part of a cache"):
-        KarelData.open(file)
+    data, (warning,) = opened(file)
+    assert "holds 'precious.txt', which is not part of a cache: move it away" in warning
+    assert len(data) > 0
     assert precious.exists()
 
 

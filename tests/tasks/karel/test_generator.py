@@ -220,11 +220,11 @@ def test_an_interrupted_run_can_be_repeated(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         make_data(tmp_path, SETTINGS, on_event=interrupt)
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".temporary-data").mkdir()  # of a run that was killed
+    (tmp_path / ".temporary-staging.0123456789ab").mkdir()  # of a run that was killed
     make_data(tmp_path, SETTINGS)
     assert len(contents(tmp_path)) == 3
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot create the folder"):
+    with pytest.raises(InputError, match="cannot write to the folder"):
         make_data(tmp_path / "file" / "data", SETTINGS)
 
 

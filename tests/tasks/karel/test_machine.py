@@ -4,7 +4,9 @@
 """
 
 import os
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,20 +212,60 @@ def test_empty_batches():
 
 
 def test_arrays_that_do_not_match_are_refused():
-    for lengths in ([1], [1, 2, 3], [1, 5], [[1, 2]]):
-        with pytest.raises(InputError, match="2 lengths of at most 4"):
+    for lengths in ([1], [1, 2, 3], [1, 5], [-1, 2]):
+        with pytest.raises(InputError, match="2 lengths from 0 to 4"):
             Programs(np.zeros((2, 4), np.uint8), np.array(lengths))
+    for tokens, lengths in ((np.uint8, [[1, 2]]), (np.uint8, [1.0, 2.0]), (np.int64, [1, 2])):
+        with pytest.raises(InputError, match=r"uint8\[program, width\]"):
+            Programs(np.zeros((2, 4), tokens), np.array(lengths))
     grids = pack([OPEN] * 2, 5)[:, None]
     for tasks in ([0], [0, 1, 0], [0, 2], [-1, 0]):
         with pytest.raises(InputError, match="task"):
             judge(Programs.pack([tokens_of("move")] * 2), np.array(tasks), grids, grids)
     program, none = Programs.pack([tokens_of("move")]), np.zeros(1, np.int64)
+    with pytest.raises(InputError, match="integers"):
+        judge(program, np.zeros(1), grids[:1], grids[:1])
+    with pytest.raises(InputError, match="0 ticks or more"):
+        execute(program, grids[:1], ticks=-1)
     small, large = pack([OPEN] * 2, 5)[None], pack([OPEN] * 2, 6)[None]
     for outputs in (large, small[:, :1], small[:0]):
         with pytest.raises(InputError, match="outputs"):
             judge(program, none, small, outputs)
     with pytest.raises(InputError, match="2 programs"):
         execute(Programs.pack([tokens_of("move")] * 2), small)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda cells, hero: (cells.astype(np.int64), hero), "uint8"),
+        (lambda cells, hero: (cells, hero.astype(np.int64)), "int16"),
+        (lambda cells, hero: (cells[..., :-1], hero), "side, side"),
+        (lambda cells, hero: (cells, hero[..., :1]), "heroes of 1"),
+        (lambda cells, hero: (cells, _with(hero, 0, 12_345)), r"grid \[0, 0\]"),  # beyond the grid
+        (lambda cells, hero: (cells, _with(hero, 0, 0)), r"grid \[0, 0\]"),  # on the border
+        (lambda cells, hero: (cells, _with(hero, 0, -3)), r"grid \[0, 0\]"),
+        (lambda cells, hero: (cells, _with(hero, 1, 4)), r"grid \[0, 0\]"),
+        (lambda cells, hero: (_with(cells, 2, 0), hero), r"grid \[0, 0\]"),  # a gap in the border
+        (lambda cells, hero: (_with(cells, 6, 102), hero), r"grid \[0, 0\]"),  # too many markers
+        (lambda cells, hero: (np.zeros_like(cells), hero), r"grid \[0, 0\]"),
+    ],
+)
+def test_worlds_that_a_hero_could_leave_are_refused(change: Callable[..., Any], message: str):
+    good = pack([OPEN], 5)[:, None]
+    bad, program = Grids(*change(good.cells, good.hero)), Programs.pack([tokens_of("move")])
+    first = np.zeros(1, np.int64)
+    for call in (lambda: judge(program, first, bad, bad), lambda: judge(program, first, good, bad)):
+        with pytest.raises(InputError, match=message):
+            call()
+    with pytest.raises(InputError, match=message):
+        execute(program, bad)
+
+
+def _with(array: np.ndarray, place: int, value: int) -> np.ndarray:
+    changed = array.copy()
+    changed.reshape(-1)[place] = value
+    return changed
 
 
 def make_tasks(sequences: list[Sequence], random: Random) -> tuple[Grids, Grids, list[list[tuple[World, World]]]]:

@@ -162,6 +162,7 @@ BAD_LINES = [
     (changed("program_tokens", 3, to="ELSE"), "ELSE"),
     (changed("program_tokens", to=["DEF", "run", "m(", "m)"]), "m\\)"),
     (changed("guid", to=12), "guid: expected a string, not 12"),
+    (changed("guid", to="\ud800"), "half of a surrogate pair"),
     (changed("examples", to=...), "examples: expected a list of two or more, not None"),
     (changed("examples", 1, to="x"), "example 1: expected an object, not 'x'"),
     (changed("examples", 2, to=...), "2 examples, but earlier records have 3"),

@@ -1,0 +1,26 @@
+"""The one place that makes consoles: nothing that is printed can command the terminal or be taken for markup."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from corollout.text import visible
+
+
+class Terminal(Console):
+    """A console that prints text as it is, control characters visibly; for colours, print ``Text`` with styles."""
+
+    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False, **options: Any):
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A string as text, before its width is measured."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything that is printed, piece by piece; control segments are those of the console itself."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)

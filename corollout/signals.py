@@ -1,0 +1,103 @@
+"""Signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM (schedulers) and SIGHUP (a terminal that was closed).
+
+All three do the same. Those that were ignored when the process began, as by nohup, stay ignored.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_received: list[int] = []  # since the outermost of the contexts below was entered
+_depth = 0
+
+
+def exit_code() -> int:
+    """The exit code of a process that a signal stopped: 128 plus its number."""
+    return 128 + (_received[-1] if _received else signal.SIGINT)
+
+
+@contextmanager
+def interrupting_stops() -> Generator[None, None, None]:
+    """Inside, the first signal raises ``KeyboardInterrupt``, as SIGINT does anyway; a second one ends the process."""
+
+    def interrupt(number: int, frame: object) -> None:
+        if _received:  # also one that was noted further inside: the process is about to end
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        _received.append(number)
+        raise KeyboardInterrupt
+
+    with _handled(interrupt):
+        yield
+
+
+def end_at_once() -> None:
+    """From now on, a signal ends the process without a word: it has said all that there is to say."""
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class StopRequest:
+    """Whether a signal has asked to stop: ``if stop: …``."""
+
+    def __init__(self) -> None:
+        self._count, self._interrupts = 0, False
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a second signal interrupted something that must not be saved half done."""
+        return self._count > 1
+
+    @contextmanager
+    def interrupting(self) -> Generator[None, None, None]:
+        """Inside, a signal raises ``KeyboardInterrupt`` at once, for work that is simply done again later."""
+        self._interrupts = True
+        try:
+            if self:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._interrupts = False
+
+    def note(self, number: int, frame: object) -> None:
+        """The handler: the first signal is only noted, a second one interrupts at once."""
+        _received.append(number)
+        self._count += 1
+        if self.is_urgent or self._interrupts:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def deferred_stops() -> Generator[StopRequest, None, None]:
+    """Inside, the first signal is only noted, so that work can be finished and saved."""
+    stop = StopRequest()
+    with _handled(stop.note):
+        yield stop
+
+
+@contextmanager
+def _handled(handler: Callable[[int, object], None]) -> Generator[None, None, None]:
+    global _depth
+    before: dict[signal.Signals, Any] = {}
+    if _depth == 0:
+        _received.clear()
+    _depth += 1
+    if threading.current_thread() is threading.main_thread():  # the only one that may handle signals
+        for number in STOPS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        _depth -= 1
+        for number, previous in before.items():
+            if signal.getsignal(number) == handler:  # nobody has replaced it
+                signal.signal(number, previous)
