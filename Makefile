@@ -23,7 +23,7 @@ demo: install ## run the demonstration (under five minutes); results go to demo/
 test: lint types ## lint, types, then the tests, with a quick share of every proof
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
-prove: install ## all proofs in full: reliability, statistics, mutants, fuzzing (some hours); counts go to results/reliability
+prove: $(VENV)/.installed-prove ## all proofs in full: reliability, statistics, mutants, fuzzing (some hours); counts go to results/reliability
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability --jobs $(WORKERS) --out results/reliability
 	@COROLLOUT_FUZZ=100000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --timeout 0 -m "prove or not prove"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
@@ -59,6 +59,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) hatchling editables
 	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-prove: $(VENV)/.installed
+	@echo "Adding the fuzzer to $(VENV) ..."
+	@$(PIP) --no-build-isolation --editable '.[prove]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -120,7 +120,7 @@ def small_karel(out: Path, experiment: SweepExperiment, methods: list[str], seed
 
 def test_the_whole_experiment_in_miniature(tmp_path: Path):
     out = tmp_path / "out"
-    small_karel(out, TABLE1, ["ARSM"], [0, 1])
+    small_karel(out, TABLE1, ["ARSM"], [1])
     shown = reproduce(out, "table1")
     assert {path.name for path in (out / "report").iterdir()} >= FILES
     assert json.loads((out / "probes.json").read_text()).keys() == {"ARSM"}
@@ -129,7 +129,7 @@ def test_the_whole_experiment_in_miniature(tmp_path: Path):
     manifest = json.loads((out / "report" / "manifest.json").read_text())
     assert manifest["command"].endswith("reproduce table1 --out OUT")
     results = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    assert len(results) == 4
+    assert len(results) == 2
     (out / "seed-1" / "arsm-0.001" / "result.json").unlink()
     reproduce(out, "table1")
     changed = [path for path, time in results.items() if path.stat().st_mtime_ns != time]

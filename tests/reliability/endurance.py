@@ -124,7 +124,7 @@ def main() -> None:
 
 SUITE = Suite(
     "endurance",
-    f"{UPDATES:,} updates with constant memory, open files and threads",
+    f"Trainings of {UPDATES:,} updates have constant memory, open files and threads",
     UPDATES * len(CONFIGURATIONS),
     run,
 )

@@ -305,7 +305,7 @@ def main() -> None:
 
 SUITE = Suite(
     "numerics",
-    "every estimator gives a finite, repeatable gradient for any vocabulary, logits, rewards and data type",
+    "Every estimator gives a finite, repeatable gradient for any vocabulary, logits, rewards and data type",
     len(conditions()),
     run,
 )

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -31,13 +31,23 @@ class TooSlow(BaseException):
 
 def run(cases: int, seed: int) -> Iterator[Outcome]:
     """Run cases 0 … cases − 1 in workers, one after the other."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, following = Path(name), 0
-        counts: Counter[str] = Counter()
-        while following < cases:
-            worker = start(_command(folder, seed, following, cases), megabytes=MEGABYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        yield from supervise("tests.reliability.readers", Path(folder), cases, seed)
+
+
+def supervise(module: str, folder: Path, cases: int, *arguments: object) -> Iterator[Outcome]:
+    """Run the cases of a module's workers: ``python -m MODULE FOLDER FIRST END …``, again after one that died or hung.
+
+    A worker prints a line before each case, JSON of its number, what is tried and null, and one after it with what went
+    wrong instead of null.
+    """
+    following, counts = 0, Counter[str]()
+    while following < cases:
+        command = [sys.executable, "-m", module, str(folder), str(following), str(cases), *map(str, arguments)]
+        begun = None
+        with start(command, megabytes=MEGABYTES) as worker:
             assert worker.stdout
-            begun, reader = None, _Lines(worker.stdout.fileno())
+            reader = _Lines(worker.stdout.fileno())
             while (line := reader.line(_PATIENCE)) is not None:
                 number, what, failure = json.loads(line)
                 if failure is None:
@@ -51,21 +61,15 @@ def run(cases: int, seed: int) -> Iterator[Outcome]:
                     yield Outcome(what, counts.pop(what))
             if worker.poll() is None and following < cases:
                 worker.kill()
-            worker.stdout.close()
-            code = worker.wait()
-            if begun is not None:
-                number, what = begun
-                following = number + 1
-                failure = "hang" if code == -signal.SIGKILL else f"the process died with code {code}"
-                yield Outcome(what, counts.pop(what, 0) + 1, (f"case {number}: {failure}",))
-            elif following < cases:
-                raise RuntimeError(f"no worker starts: {(folder / 'errors.txt').read_text()[-2000:]}")
-        for what, count in counts.items():
-            yield Outcome(what, count)
-
-
-def _command(folder: Path, seed: int, first: int, end: int) -> list[str]:
-    return [sys.executable, "-m", "tests.reliability.readers", str(folder), str(seed), str(first), str(end)]
+        if begun is not None:
+            number, what = begun
+            following, code = number + 1, worker.returncode
+            failure = "hang" if code == -signal.SIGKILL else f"the process died with code {code}"
+            yield Outcome(what, counts.pop(what, 0) + 1, (f"case {number}: {failure}",))
+        elif following < cases:
+            raise RuntimeError(f"no worker starts: {(folder / 'errors.txt').read_text()[-2000:]}")
+    for what, count in counts.items():
+        yield Outcome(what, count)
 
 
 class _Lines:
@@ -85,35 +89,49 @@ class _Lines:
         return line
 
 
-def _work(folder: Path, seed: int, first: int, end: int) -> None:
-    """A worker: a line before and a line after each case."""
-    from tests.reliability.reader_kinds import KINDS
+def prepare_worker(folder: Path, names: Iterable[str]) -> None:
+    """Make valid files of these kinds unless an earlier worker has, and read them; errors go to a file."""
+    from tests.reliability.kinds import KINDS
 
+    errors = os.open(folder / "errors.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(errors, 2)
+    signal.signal(signal.SIGALRM, _stop)
     warnings.simplefilter("ignore")
-    for name, kind in KINDS.items():
+    for name in names:
         valid = folder / name
         if not valid.exists():
             making = folder / f"{name}, unfinished"
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir()
-            kind.make(making)
+            KINDS[name].make(making)
             making.rename(valid)
         # Whatever is compiled is compiled now; and valid files are read without an error.
         problem = _try(valid, folder / "case", name, None)
         assert not problem, f"{name}: {problem}"
+
+
+def run_case(folder: Path, number: int, name: str, random: Random, source: str = "") -> None:
+    """Run a case in a worker, and say what went wrong; ``source`` is what else the case depends on."""
+    print(json.dumps([number, name, None]), flush=True)
+    failure = _try(folder / name, folder / "case", name, random)
+    print(json.dumps([number, name, f"{failure} ({source})" if failure and source else failure]), flush=True)
+
+
+def _work(folder: Path, first: int, end: int, seed: int) -> None:
+    from tests.reliability.kinds import KINDS
+
+    prepare_worker(folder, KINDS)
     names = [name for name, kind in KINDS.items() for _ in range(kind.weight)]
     for number in range(first, end):
         random = Random(f"{seed}-{number}")
-        name = random.choice(names)
-        print(json.dumps([number, name, None]), flush=True)
-        print(json.dumps([number, name, _try(folder / name, folder / "case", name, random)]), flush=True)
+        run_case(folder, number, random.choice(names), random)
 
 
 def _try(valid: Path, case: Path, name: str, random: Random | None) -> str:
     """What went wrong with a case; empty if nothing. Without ``random``, the files are left as they are."""
     from corollout.errors import CorolloutError
     from corollout.export.runtime import ExportError
-    from tests.reliability.reader_kinds import KINDS
+    from tests.reliability.kinds import KINDS
 
     kind, said = KINDS[name], ""
     shutil.rmtree(case, ignore_errors=True)
@@ -138,8 +156,8 @@ def _try(valid: Path, case: Path, name: str, random: Random | None) -> str:
 
 def _mutate(case: Path, name: str, random: Random) -> str:
     """Change one or two files, correct digests in half of the cases; say what was done."""
+    from tests.reliability.kinds import KINDS
     from tests.reliability.mutations import mutate_file
-    from tests.reliability.reader_kinds import KINDS
 
     kind = KINDS[name]
     files = sorted(path for path in case.glob(kind.files) if path.is_file())
@@ -167,7 +185,7 @@ def _place(error: BaseException) -> str:
     return place
 
 
-SUITE = Suite("readers", "Whatever a file contains, it is read as what it is or refused in one sentence.", 95_000, run)
+SUITE = Suite("readers", "Whatever a file contains, it is read as what it is or refused in one sentence", 95_000, run)
 
 
 def _stop(*_: object) -> None:
@@ -175,8 +193,4 @@ def _stop(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    errors = os.open(where / "errors.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(errors, 2)
-    signal.signal(signal.SIGALRM, _stop)
-    _work(where, *map(int, sys.argv[2:]))
+    _work(Path(sys.argv[1]), *map(int, sys.argv[2:]))

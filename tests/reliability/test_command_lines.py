@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from tests.reliability.command_lines import SUITE, commands, make_case, run_case
+from tests.reliability.altered_commands import commands, make_case
+from tests.reliability.command_lines import SUITE, run_case
 
 
 def test_some_command_lines() -> None:

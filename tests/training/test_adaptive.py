@@ -304,7 +304,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("killed_at", [1, 5])
+@pytest.mark.parametrize("killed_at", [pytest.param(1, marks=pytest.mark.prove), 5])
 def test_events_are_recorded_once_also_by_a_run_that_was_killed(tmp_path: Path, killed_at: int):
     def kill(event: Event) -> None:
         if event.kind == "update" and event.record["update"] == killed_at:
