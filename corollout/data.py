@@ -163,7 +163,7 @@ def check_device(device: Any) -> None:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:  # PyTorch raises all of these
         reason = shortened(str(error).splitlines()[0]) if str(error) else "it is not available"
-        raise InputError(f"cannot compute on the device {quoted(device)}: {reason}") from error
+        raise InputError(f"cannot compute on the device {quoted(device)}: {reason}; choose another device") from error
 
 
 def shuffled(ids: Int64[Tensor, " example"], noise: Noise) -> Int64[Tensor, " example"]:

@@ -10,6 +10,7 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -252,15 +253,19 @@ def options(
 
 
 def app() -> None:
-    """Run the command line; an error is one sentence and a non-zero exit code."""
+    """Run the command line and end the process; an error is one sentence and a non-zero exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    code = None
     with interrupting_stops():
-        code = _run()
-        if code > 128:
+        with suppress(KeyboardInterrupt):  # before a command begins, while an error is printed, or after everything
+            code = _run()
             end_at_once()
-    sys.exit(code)
+        if code is None:
+            _print_error("Stopped. Run the same command again.")
+        end_at_once()
+    sys.exit(exit_code() if code is None else code)
 
 
 def _run() -> int:

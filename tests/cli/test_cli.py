@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from corollout.cli import main
 from corollout.config import option
 from corollout.errors import InputError, Interrupted
 from tests.support.commands import invoke
+from tests.support.signal_handlers import kept_handlers
 
 COROLLOUT = str(Path(sys.executable).parent / "corollout")
 SHORT = ["--tokens", "3000", "--epochs", "1", "--estimates", "3"]
@@ -45,11 +47,38 @@ def end(settings: Settings) -> None:
 def test_exit_codes_and_errors_of_one_sentence(arguments: list[str], code: int, message: str, monkeypatch, capsys):
     monkeypatch.setattr(main, "COMMANDS", {"end": "tests.cli.test_cli:end"})
     monkeypatch.setattr(sys, "argv", ["corollout", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as left, kept_handlers():
         main.app()
     shown = capsys.readouterr()
     assert (left.value.code or 0, shown.out) == (code, "")
     assert message in shown.err
+
+
+@pytest.mark.parametrize(
+    ("how", "moment", "code", "message"),
+    [
+        ("", "atexit.register(stop)", -signal.SIGINT, ""),
+        ("", "main.end_at_once = stop", 0, ""),
+        ("error", "main._print_error = stop", 130, "Stopped. Run the same command again.\n"),
+        ("", "main.cli = stop", 130, "Stopped. Run the same command again.\n"),
+    ],
+    ids=["after the end", "at the end", "in an error", "before a command"],
+)
+def test_a_signal_outside_of_a_command_leaves_no_traceback(how: str, moment: str, code: int, message: str):
+    script = f"""
+import atexit, os, signal
+from corollout.cli import main
+ends = main._print_error, main.end_at_once
+def stop(*_, **__):
+    main._print_error, main.end_at_once = ends
+    os.kill(os.getpid(), signal.SIGINT)
+main.COMMANDS = {{"end": "tests.cli.test_cli:end"}}
+{moment}
+main.app()
+"""
+    command = [sys.executable, "-c", script, "end", "--how", how]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (code, message)
 
 
 def test_the_version_and_help_lists_all_commands_without_importing_them():

@@ -21,6 +21,7 @@ from corollout.cli.progress import show_events
 from corollout.cli.tables import plain_table
 from corollout.cli.terminal import Terminal
 from corollout.events import Event
+from tests.support.signal_handlers import kept_handlers
 
 EVIL = "[/b] :dog: \x1b]0;x\x07 \x9b5m \udce9 \u202e"
 SHOWN = r"[/b] :dog: \x1b]0;x\x07 \x9b5m \udce9 \u202e"
@@ -109,7 +110,7 @@ def test_only_one_module_makes_consoles() -> None:
 )
 def test_errors(arguments: list[str], code: int, message: str, monkeypatch, capfd) -> None:
     monkeypatch.setattr(sys, "argv", ["corollout", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as left, kept_handlers():
         main.app()
     shown = capfd.readouterr()
     assert (left.value.code, shown.out) == (code, "")
@@ -120,7 +121,7 @@ def test_errors(arguments: list[str], code: int, message: str, monkeypatch, capf
 
 def test_an_error_is_not_as_long_as_what_it_is_about(monkeypatch, capfd) -> None:
     monkeypatch.setattr(sys, "argv", ["corollout", "evaluate", "x", "9" * 10**6])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit), kept_handlers():
         main.app()
     assert len(capfd.readouterr().err) < 5000
 

@@ -35,6 +35,7 @@ from corollout.training.settings import MachineSettings, PretrainSettings
 from corollout.training.start import create_pretraining, resume_run
 from tests.reliability.altered_commands import make_case
 from tests.reliability.suite import MEGABYTES, Outcome, Suite
+from tests.support.signal_handlers import kept_handlers
 from tests.support.small_karel import DATA, MODEL
 
 CASE_SECONDS, HANG_SECONDS = 60.0, 90.0  # for a case, and until its worker is killed
@@ -110,7 +111,8 @@ def run_case(arguments: list[str]) -> str:
     sys.argv, sys.stdout, sys.stderr = ["corollout", *arguments], *streams
     problem, code = "", 0
     try:
-        app()
+        with kept_handlers():
+            app()
     except SystemExit as end:
         code = end.code or 0
     except TimeLimit:
