@@ -198,6 +198,20 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def append(file: IO[bytes], data: bytes) -> None:
+    """Write all of the data to an unbuffered file or, if the disk is full, nothing.
+
+    What a buffered file could not write, it would try to write again when it is closed.
+    """
+    start, written = os.fstat(file.fileno()).st_size, 0
+    try:
+        while written < len(data):
+            written += file.write(data[written:])
+    except OSError:
+        os.ftruncate(file.fileno(), start)
+        raise
+
+
 def force_to_disk(path: Path) -> None:
     """Force a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)

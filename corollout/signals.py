@@ -5,6 +5,7 @@ All three do the same. Those that were ignored when the process began, as by noh
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -40,6 +41,16 @@ def end_at_once() -> None:
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def silence_after_stop() -> None:
+    """Say nothing of errors in destructors after a signal: it may have left objects behind that are only half made."""
+
+    def show(error: Any) -> None:
+        if not _received:
+            sys.__unraisablehook__(error)
+
+    sys.unraisablehook = show
 
 
 class StopRequest:

@@ -4,10 +4,7 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import pytest
 from corollout.files import atomic_file, check_entries, require_new_file, temporary_name, write_file, write_json
 from corollout.training.runs import Run
 from tests.support.errors import refused
+from tests.support.full_disks import small_files
 from tests.support.races import take_first_for_a_leftover
 
 
@@ -102,17 +100,6 @@ def test_a_new_file_replaces_nothing(tmp_path: Path):
         )
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
     assert (tmp_path / "a").read_text() == "old"
-
-
-@contextmanager
-def small_files(size: int) -> Generator[None, None, None]:
-    """Inside, writing beyond this size fails, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_while_logging_leaves_whole_records_and_no_lock(tmp_path: Path):

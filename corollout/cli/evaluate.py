@@ -1,6 +1,7 @@
 """``corollout evaluate``: how good the weights of a run are."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import typer
 from corollout.cli.tables import evaluation_table
 from corollout.cli.terminal import Terminal
 from corollout.config import argument, option, switch
-from corollout.errors import InputError
 from corollout.training.run_weights import WEIGHTS_HELP
 from corollout.training.start import evaluate_run, save_evaluation
 
@@ -28,14 +28,15 @@ class Evaluating:
 def evaluate(settings: Evaluating) -> None:
     """Compute all metrics of a run's task, with 95 % intervals: for greedy decoding, and for a beam.
 
-    The numbers are also written to evaluation-SPLIT.json in the run's directory, if it can be written.
+    The numbers are also written to evaluation-SPLIT.json in the run's directory, unless it is read-only.
     """
     task, result = evaluate_run(settings.run, settings.split, settings.beam, settings.weights)
     if settings.json:
         typer.echo(json.dumps(result.numbers()))
     else:
         Terminal().print(evaluation_table(result, settings.split, task.metric))
-    try:
+    if os.access(settings.run, os.W_OK):
         save_evaluation(settings.run, settings.split, settings.weights, result)
-    except InputError as error:  # the run may be somebody else's, and the numbers have been printed
-        Terminal(stderr=True, soft_wrap=True).print(f"warning: the numbers are not saved: {error}")
+    else:  # the run may be somebody else's
+        warning = f"warning: the numbers are not saved, because {settings.run} is read-only"
+        Terminal(stderr=True, soft_wrap=True).print(warning)

@@ -22,7 +22,7 @@ import corollout
 from corollout.cli.terminal import Terminal
 from corollout.config import Option, from_table, import_object, merge, options_of
 from corollout.errors import CorolloutError, InputError, Interrupted
-from corollout.signals import end_at_once, exit_code, interrupting_stops
+from corollout.signals import end_at_once, exit_code, interrupting_stops, silence_after_stop
 from corollout.tasks.task import find_task, task_names
 from corollout.text import shortened
 
@@ -257,6 +257,7 @@ def app() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    silence_after_stop()
     code = None
     with interrupting_stops():
         with suppress(KeyboardInterrupt):  # before a command begins, while an error is printed, or after everything

@@ -19,7 +19,7 @@ from typing import IO, Any
 from corollout.config import read_toml, toml_text
 from corollout.errors import InputError
 from corollout.events import Callback, ignore, warning
-from corollout.files import check_entries, os_errors, read_bytes, read_json, write_file, write_json
+from corollout.files import append, check_entries, os_errors, read_bytes, read_json, write_file, write_json
 from corollout.folders import FolderLock, is_empty, settle_folder, staged
 from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
 
@@ -106,7 +106,7 @@ class Run:
         line = json.dumps(entries, allow_nan=False) + "\n"
         metrics = self._metrics_file()
         with _writing(self.directory):
-            _append(metrics, line.encode())
+            append(metrics, line.encode())
             update = record.get("update")
             if isinstance(update, int):
                 numbers = {
@@ -216,17 +216,6 @@ class Run:
                 # A sudden stop may leave a last line without an end.
                 self._metrics.truncate((self.directory / "metrics.jsonl").read_bytes().rfind(b"\n") + 1)
         return self._metrics
-
-
-def _append(file: IO[bytes], data: bytes) -> None:
-    """Write all of the data to an unbuffered file or, if the disk is full, nothing."""
-    start, written = os.fstat(file.fileno()).st_size, 0
-    try:
-        while written < len(data):
-            written += file.write(data[written:])
-    except OSError:
-        os.ftruncate(file.fileno(), start)
-        raise
 
 
 class _EventFile:

@@ -60,7 +60,7 @@ def test_exit_codes_and_errors_of_one_sentence(arguments: list[str], code: int, 
         ("", "atexit.register(stop)", -signal.SIGINT, ""),
         ("", "main.end_at_once = stop", 0, ""),
         ("error", "main._print_error = stop", 130, "Stopped. Run the same command again.\n"),
-        ("", "main.cli = stop", 130, "Stopped. Run the same command again.\n"),
+        ("", "main.cli = leave", 130, "Stopped. Run the same command again.\n"),
     ],
     ids=["after the end", "at the end", "in an error", "before a command"],
 )
@@ -72,6 +72,12 @@ ends = main._print_error, main.end_at_once
 def stop(*_, **__):
     main._print_error, main.end_at_once = ends
     os.kill(os.getpid(), signal.SIGINT)
+class HalfMade:
+    def __del__(self):
+        self.never_set
+def leave(**_):
+    half_made = HalfMade()
+    stop()
 main.COMMANDS = {{"end": "tests.cli.test_cli:end"}}
 {moment}
 main.app()

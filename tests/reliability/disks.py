@@ -92,6 +92,6 @@ def fill_and_finish(bench: Bench, job: Job, chance: random.Random) -> tuple[str,
 SUITE = Suite(
     "disks",
     "A disk that is full at any point costs nothing that existed: one sentence, and with room again the same result",
-    20,
+    60,
     run,
 )

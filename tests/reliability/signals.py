@@ -108,6 +108,6 @@ def wrong_end(bench: Bench, job: Job, case: Case, finished: Finished) -> str:
 SUITE = Suite(
     "signals",
     "SIGINT, SIGTERM and SIGHUP save the work, say how to continue and exit with 128 + the signal, unless ignored",
-    96,
+    240,
     run,
 )

@@ -92,6 +92,6 @@ def race_for_a_file(bench: Bench) -> tuple[str, ...]:
 SUITE = Suite(
     "writers",
     "Of two processes that write the same, one does the work and the other is refused; no reader sees half a file",
-    64,
+    128,
     run,
 )

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import IO, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from jaxtyping import Float32
 
 from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Progress, ignore
-from corollout.files import os_errors, write_file, write_json
+from corollout.files import append, os_errors, write_file, write_json
 from corollout.json_text import decode_json
 from corollout.tasks.captioning.networks import Network, read_image
 
@@ -169,7 +169,7 @@ class _Partial:
         self.bad: dict[str, str] = {}
         with _writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._record = handles.enter_context(record_path.open("a+b"))
+            self._record = handles.enter_context(record_path.open("a+b", buffering=0))
             try:
                 fcntl.flock(self._record, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -182,7 +182,7 @@ class _Partial:
                     if path.exists():
                         record_path.unlink()
                         raise InputError(f"{path} exists, and belongs to {target}: choose another --out, or remove it")
-            self._rows = handles.enter_context(self._rows_path.open("a+b"))
+            self._rows = handles.enter_context(self._rows_path.open("a+b", buffering=0))
             self._restore()
 
     def add(self, part: Extracted) -> None:
@@ -199,7 +199,7 @@ class _Partial:
         """Write the files that belong to it, and then rename the complete file."""
         about = self._task | {"images": len(names), "bad": self.bad}
         with _writing(self._target):
-            with self._rows_path.open("r+b") as file:
+            with self._rows_path.open("r+b", buffering=0) as file:
                 _append(file, _header(len(names), self._task["width"]))
             write_file(_names_path(self._target), "".join(f"{name}\n" for name in names))
             write_json(self._target.with_suffix(".json"), about)
@@ -270,9 +270,8 @@ def _are_problems(bad: Any, names: Sequence[str]) -> TypeGuard[dict[str, str]]:
     return isinstance(bad, dict) and bad.keys() <= set(names) and all(isinstance(why, str) for why in bad.values())
 
 
-def _append(file: Any, data: bytes) -> None:
-    file.write(data)
-    file.flush()
+def _append(file: IO[bytes], data: bytes) -> None:
+    append(file, data)
     os.fsync(file.fileno())
 
 

@@ -21,6 +21,7 @@ from corollout.tasks.captioning import open_features
 from corollout.tasks.captioning.extraction import extract, network_of, write_features
 from corollout.tasks.captioning.networks import find_images, read_image
 from tests.support.errors import refused
+from tests.support.full_disks import small_files
 from tests.support.image_files import MeanColours, make_images, noise, slow_features
 
 FOREIGN = "it is not an image in one of the formats JPEG, PNG, WEBP, BMP"
@@ -238,6 +239,19 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(os, "fsync", full)
     refused(r"cannot write .*x\.npy: No space left on device; make room", write_features, paths, MeanColours(), out)
+    assert np.array_equal(np.load(write_features(paths, MeanColours(), out).path), slow_features(paths))
+
+
+@pytest.mark.parametrize("size", [0, 1, 130])
+def test_files_that_cannot_grow(size: int, tmp_path: Path):
+    """Nothing that could not be written is tried again when a file is closed."""
+    paths, out = make_images(tmp_path / "images", 2), tmp_path / "x.npy"
+
+    def write() -> None:
+        with small_files(size):
+            write_features(paths, MeanColours(), out)
+
+    refused(r"cannot write .*x\.npy: File too large; make room", write)
     assert np.array_equal(np.load(write_features(paths, MeanColours(), out).path), slow_features(paths))
 
 
