@@ -36,7 +36,7 @@ from matplotlib.figure import Figure
 from corollout.reports.figures import png, svg
 from corollout.tasks.karel import World, machine
 from corollout.tasks.karel.grids import pack
-from tests.reliability.suite import Finished, start, wait
+from tests.reliability.suite import Finished, listen_to_signals, start, wait
 
 # What commands import when they run.
 MODULES = (
@@ -220,7 +220,7 @@ def begin(request: dict[str, Any]) -> Path:
         os.dup2(file, descriptor)
         os.close(file)
     os.chdir(request["cwd"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    listen_to_signals()
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     os.write(request["begun"], b"!")

@@ -60,13 +60,20 @@ def corollout(*arguments: object) -> list[str]:
     return [sys.executable, "-c", "from corollout.cli.main import app; app()", *map(str, arguments)]
 
 
+def listen_to_signals() -> None:
+    """Handle signals as a process that a terminal starts does, also where nohup or a background job ignores some."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(
     command: Sequence[str], *, megabytes: int = MEGABYTES, env: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
     """Start a process whose address space is limited."""
 
     def limit() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listen_to_signals()
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
