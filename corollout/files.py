@@ -174,7 +174,7 @@ def hold(handle: int, temporary: Path) -> bool:
 def leads_to(path: Path, handle: int) -> bool:
     """Whether a path still leads to what was opened there, which another process may have removed or replaced."""
     try:
-        return os.path.samestat(os.lstat(path), os.fstat(handle))
+        return os.path.samestat(os.stat(path), os.fstat(handle))
     except FileNotFoundError:
         return False
 

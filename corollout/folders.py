@@ -71,11 +71,13 @@ def _take(folder: Path, what: str) -> IO[str]:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = (folder / LOCK).open("a+")
+            # Not through a link, behind which might be a file of somebody else.
+            handle = os.open(folder / LOCK, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             if folder.exists():
                 raise
             continue  # its last holder has just removed the folder, in which it had written nothing
+        file = os.fdopen(handle, "a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if leads_to(folder / LOCK, file.fileno()):  # its last holder may have removed it after we opened it

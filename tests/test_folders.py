@@ -145,14 +145,23 @@ def test_a_folder_that_is_taken_for_a_leftover_is_created_again(
 
 
 def test_a_folder_that_its_last_holder_removes_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, real, removed = tmp_path / "out", Path.open, []
+    folder, real, removed = tmp_path / "out", os.open, []
 
-    def open_late(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == ".lock" and not removed:
+    def open_late(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == folder / ".lock" and not removed:
             removed.append(folder.rmdir())
         return real(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", open_late)
+    monkeypatch.setattr(os, "open", open_late)
     with FolderLock(folder):
         assert removed
         assert names(folder) == {".lock"}
+
+
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_alone(tmp_path: Path):
+    (tmp_path / "notes").write_text("mine")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / ".lock").symlink_to(tmp_path / "notes")
+    refused("cannot write to the folder .*out: Too many levels of symbolic links; choose another", FolderLock, folder)
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.events import Callback, ignore, warning
-from corollout.files import TEMPORARY, dense_copies, digest_of, force_to_disk, os_errors, write_synced
+from corollout.files import TEMPORARY, dense_copies, digest_of, force_to_disk, leads_to, os_errors, write_synced
 
 FORMAT = 1
 KEPT = 2  # checkpoints of a run
@@ -217,11 +217,7 @@ def _read(path: Path) -> State:
         body = json.loads(_read_in(handle, STATE))
         return _parse(body, _read_in(handle, TENSORS), _step(path))
     except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
-        try:
-            unchanged = os.path.samestat(os.stat(path), os.fstat(handle))
-        except FileNotFoundError:
-            unchanged = False
-        if unchanged:
+        if leads_to(path, handle):
             raise _Invalid(error) from error
         raise _Gone from error
     finally:
