@@ -9,6 +9,7 @@ the SplitMix64 stream that starts at the hash of (key, step). On the CPU the loo
 operations compute the same integers.
 """
 
+from functools import partial
 from typing import no_type_check
 
 import numba
@@ -102,22 +103,29 @@ def dirichlet(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.f
 
 
 def race(
-    logits: Float[Tensor, "row vocab"], keys: Keys, steps: Steps, highest: Float[Tensor, " row"] | None = None
+    logits: Float[Tensor, "output vocab"],
+    keys: Keys,
+    steps: Steps,
+    highest: Float[Tensor, " output"] | None = None,
+    index: Int64[Tensor, " row"] | None = None,
 ) -> Int64[Tensor, " row"]:
     """A draw from softmax(logits): argmin_i e_i exp(−φ_i) = argmin_i (ln π_i − φ_i), with e from ``exponential``.
 
     The compiled loop computes few logarithms: e ≥ u, so a position whose u exp(−φ) is behind the leader cannot win.
-    ``highest`` is the largest logit of each row, if it is known already.
+    ``highest`` is the largest of each row of logits, if it is known already. With ``index``, rows share logits: it says
+    which ones a row draws from.
     """
     logits = full_precision(logits)
     if logits.device.type == "cpu":
         # exp(max − φ) overflows only where the probability is zero in the same precision.
         highest = logits.amax(1) if highest is None else highest
         weights = (highest[:, None] - logits).exp_()
+        index = torch.arange(len(keys)) if index is None else index
         winners = torch.zeros_like(keys)
-        by_rows(_race_compiled, logits.shape[1], weights.numpy(), _unsigned(keys), _unsigned(steps), winners.numpy())
+        loop = partial(_race_compiled, weights.numpy())
+        by_rows(loop, logits.shape[1], index.numpy(), _unsigned(keys), _unsigned(steps), winners.numpy())
         return winners
-    return _race_torch(logits, keys, steps)
+    return _race_torch(logits if index is None else logits[index], keys, steps)
 
 
 def dirichlet_given(
@@ -242,20 +250,21 @@ def _bits_compiled(keys, steps, out):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _race_compiled(weights, keys, steps, winners):
-    rows, width = weights.shape
+def _race_compiled(weights, index, keys, steps, winners):
+    width = weights.shape[1]
     draws, bounds = np.empty(width), np.empty(width)
-    for r in range(rows):
+    for r in range(len(index)):
+        row = weights[index[r]]
         x = mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
         # A loop without branches is vectorised.
         for i in range(width):
             x += _U(_GAMMA)
             draws[i] = (np.float64(mix_compiled(x) >> _U(11)) + 0.5) * _TWO_POW_MINUS_53
-            bounds[i] = draws[i] * weights[r, i]
+            bounds[i] = draws[i] * row[i]
         best = np.inf
         for i in range(width):
             if bounds[i] < best:
-                arrival = -np.log1p(-min(draws[i], 1 - 2.0**-53)) * weights[r, i]
+                arrival = -np.log1p(-min(draws[i], 1 - 2.0**-53)) * row[i]
                 if arrival < best:
                     best = arrival
                     winners[r] = i

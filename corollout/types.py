@@ -1,7 +1,7 @@
 """The data types that the parts of the package exchange: named tensors and nothing else."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -60,10 +60,15 @@ class Trajectories(Sequences):
     samples: Int64[Tensor, " row"]  # index of the draw within its context
     keys: Int64[Tensor, " row"]  # noise key
     log_probs: Float[Tensor, " row"]
-    # In float32 or float64, zero beyond a row's length. A beam keeps no logits: there vocab = 0.
+    # In float32 or float64, zero beyond a row's length. If they were not kept, vocab = 0.
     logits: Float[Tensor, "row step vocab"]
     # If tokens are paths in a tree, their decisions; logits are then those of the decisions, not of the tokens.
     decisions: Decisions | None = None
+    token_log_probs: Float[Tensor, "row step"] | None = None  # zero beyond a row's length; a search keeps none
+    # What greedy decoding would have chosen instead of each token, and what an estimator has noted of the logits while
+    # they were there, if that was asked for.
+    greedy: Int64[Tensor, "row step"] | None = None
+    notes: tuple[Any, ...] | None = None
 
     @property
     def head(self) -> Literal["softmax", "tree"]:
@@ -74,6 +79,29 @@ class Trajectories(Sequences):
     def mask(self) -> Bool[Tensor, "row step"]:
         """True where a row has a token."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Some tokens of main trajectories, with the logits from which they were drawn."""
+
+    rows: Int64[Tensor, " cell"]
+    steps: Int64[Tensor, " cell"]
+    tokens: Int64[Tensor, " cell"]
+    examples: Int64[Tensor, " cell"]
+    samples: Int64[Tensor, " cell"]
+    keys: Int64[Tensor, " cell"]
+    logits: Float[Tensor, "prefix vocab"]
+    index: Int64[Tensor, " cell"]  # which logits; cells with the same prefix share them
+    batch: Int64[Tensor, " row"]  # the examples of all main trajectories
+
+    @classmethod
+    def of(cls, trajectories: Trajectories, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]) -> "Cells":
+        """Cells of trajectories whose logits were kept."""
+        t = trajectories
+        index = torch.arange(len(rows), device=rows.device)
+        parts = (t.examples[rows], t.samples[rows], t.keys[rows], t.logits[rows, steps], index, t.examples)
+        return cls(rows, steps, t.tokens[rows, steps], *parts)
 
 
 @dataclass(frozen=True)
@@ -129,10 +157,12 @@ def full_precision(x: Tensor) -> Tensor:
 class Cost:
     """The cost of an estimate so far."""
 
-    tokens: int = 0  # generated tokens = rows × steps that the policy computed
-    main_tokens: int = 0  # those of the main trajectories
+    tokens: int = 0  # generated tokens = rows × steps that the policy computed; a shared prefix counts once
+    main_tokens: int = 0  # tokens of the main trajectories, shared or not
     rollouts: int = 0  # completed branches, including greedy baselines
     reward_calls: int = 0  # sequences that the reward function scored
+    scored_tokens: int = 0  # tokens whose logits were computed with gradient
+    saved_tokens: int = 0  # generated or scored tokens that sharing prefixes, or a gradient of zero, made unnecessary
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -22,11 +22,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.estimator import Branching
+from corollout.estimators.estimator import Branching, notes_of
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
-from corollout.types import Trajectories
+from corollout.types import Cells, Trajectories
 
 # Centred coefficients whose square is below this fraction of the plain square are zero up to rounding.
 _ROUNDING = 1e-12
@@ -79,6 +79,17 @@ class Coefficients:
             coordinate=torch.cat([p.coordinate for p in parts]),
             value=torch.cat([p.value for p in parts]),
         )
+
+    def by_row(self, steps: int) -> "Coefficients":
+        """The same, with branches ordered by row and step."""
+        cell = self.row * steps + self.step
+        if not bool((cell.diff() < 0).any()):
+            return self
+        order = cell.argsort(stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        ordered = (part[order] for part in (self.row, self.step, self.action, self.norm))
+        return Coefficients(*ordered, place[self.branch], self.coordinate, self.value)
 
     @classmethod
     def mean(cls, parts: "list[Coefficients]", vocab: int) -> "Coefficients":
@@ -217,10 +228,6 @@ def _bucket(starts, reference, swap, action, default, weight, token, vocab):
     )
 
 
-# Steps are processed in chunks of at most this many random numbers.
-_CHUNK = 1 << 24
-
-
 @dataclass(frozen=True, kw_only=True)
 class ARS(Branching):
     """ARS-K; ARSM, with all V references, if ``references`` is None.
@@ -230,6 +237,7 @@ class ARS(Branching):
     """
 
     names = ("arsm", "ars", "ars-k")
+    reads = "notes"
     title = "ARS"
     number = "references"
     heads = ("softmax",)
@@ -256,68 +264,45 @@ class ARS(Branching):
     def label(self) -> str:
         return "ARSM" + super().label.removeprefix("ARS") if self.references is None else super().label
 
+    def take_notes(self, cells: Cells, noise: Noise) -> Coefficients:
+        """The coefficients of all branches of some tokens."""
+        vocab = cells.logits.shape[1]
+        references = self._references(cells, noise, vocab)
+        logits = cells.logits[cells.index]
+        parts = []
+        for draw in range(self.draws):
+            pi = _pi(draw, logits, cells, noise)
+            table = pseudo_actions(logits, pi, references)
+            weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
+            parts.append(Coefficients.from_table(table, weight, cells.tokens, cells.rows, cells.steps))
+        return Coefficients.mean(parts, vocab)
+
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         self.check_head(trajectories.head)
-        coefficients = self._coefficients(trajectories, noise)
+        notes = notes_of(self, trajectories, noise)
+        coefficients = Coefficients.join(list(notes)).by_row(trajectories.tokens.shape[1])
         kept, weight = self.spend(coefficients.norm, coefficients.row, trajectories, noise)
         return _contrasts(coefficients, kept, weight, trajectories, self)
 
-    def _coefficients(self, trajectories: Trajectories, noise: Noise) -> Coefficients:
-        rows, steps = trajectories.mask.nonzero(as_tuple=True)
-        numbers = trajectories.logits.shape[-1] * self.draws  # per step
-        parts = [
-            self._chunk_coefficients(trajectories, noise, rows[chunk], steps[chunk])
-            for chunk in torch.arange(len(rows), device=rows.device).split(max(1, _CHUNK // numbers))
-        ]
-        return Coefficients.join(parts)
-
-    def _chunk_coefficients(
-        self, trajectories: Trajectories, noise: Noise, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
-    ) -> Coefficients:
-        logits, token = trajectories.logits[rows, steps], trajectories.tokens[rows, steps]
-        vocab = logits.shape[1]
-        references = self._references(trajectories, noise, rows, steps, vocab)
-        parts = []
-        for draw in range(self.draws):
-            pi = _pi(draw, logits, trajectories, noise, rows, steps)
-            table = pseudo_actions(logits, pi, references)
-            weight = (1 - vocab * pi.gather(1, references)) / references.shape[1]  # w_k
-            parts.append(Coefficients.from_table(table, weight, token, rows, steps))
-        return Coefficients.mean(parts, vocab)
-
-    def _references(
-        self,
-        trajectories: Trajectories,
-        noise: Noise,
-        rows: Int64[Tensor, " cell"],
-        steps: Int64[Tensor, " cell"],
-        vocab: int,
-    ) -> Int64[Tensor, "cell reference"]:
+    def _references(self, cells: Cells, noise: Noise, vocab: int) -> Int64[Tensor, "cell reference"]:
         count = vocab if self.references is None else self.references
         if count > vocab:
             raise InputError(f"ARS-{count} needs {count} references, but the vocabulary has only {vocab} actions")
         if count == vocab:
-            return torch.arange(vocab, device=rows.device).expand(len(rows), -1)
+            return torch.arange(vocab, device=cells.rows.device).expand(len(cells.rows), -1)
         if self.shared_references:
-            keys = noise.shared_key(trajectories.examples, REFERENCES).expand(len(rows)).contiguous()
+            keys = noise.shared_key(cells.batch, REFERENCES).expand(len(cells.rows)).contiguous()
         else:
-            keys = noise.keys(trajectories.examples[rows], REFERENCES, trajectories.samples[rows])
-        return subsets(keys, steps, vocab, count)
+            keys = noise.keys(cells.examples, REFERENCES, cells.samples)
+        return subsets(keys, cells.steps, vocab, count)
 
 
-def _pi(
-    draw: int,
-    logits: Float[Tensor, "cell vocab"],
-    trajectories: Trajectories,
-    noise: Noise,
-    rows: Int64[Tensor, " cell"],
-    steps: Int64[Tensor, " cell"],
-) -> Float[Tensor, "cell vocab"]:
+def _pi(draw: int, logits: Float[Tensor, "cell vocab"], cells: Cells, noise: Noise) -> Float[Tensor, "cell vocab"]:
     """Draw 0 is the π that chose the tokens; the others are draws given that it chose them."""
     if draw == 0:
-        return dirichlet(trajectories.keys[rows], steps, logits.shape[1], logits.dtype)
-    keys = noise.keys(trajectories.examples[rows], REDRAW, trajectories.samples[rows], draw)
-    return dirichlet_given(trajectories.tokens[rows, steps], logits, keys, steps)
+        return dirichlet(cells.keys, cells.steps, logits.shape[1], logits.dtype)
+    keys = noise.keys(cells.examples, REDRAW, cells.samples, draw)
+    return dirichlet_given(cells.tokens, logits, keys, cells.steps)
 
 
 def _contrasts(

@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.estimators.baselines import Scores
 from corollout.estimators.estimator import Adaptive, Estimator
 from corollout.estimators.pairs import Pairs
-from corollout.estimators.plans import Logits, Plan, Rewards
+from corollout.estimators.plans import Plan, Rewards
 from corollout.estimators.score import RLOO, Reinforce
 from corollout.estimators.sets import UnorderedSet
 from corollout.noise import Noise
-from corollout.types import Sampler, Trajectories
+from corollout.types import Cells, Sampler, Trajectories
 
 
 def default_candidates() -> dict[str, Estimator]:
@@ -65,6 +67,13 @@ class Auto(Adaptive):
     def sampler(self) -> Sampler:
         return self.current.sampler
 
+    @property
+    def reads(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.current.reads
+
+    def take_notes(self, cells: Cells, noise: Noise) -> Any:
+        return self.current.take_notes(cells, noise)
+
     def plan(self, trajectories: Trajectories, noise: Noise) -> Plan:
         return self.current.plan(trajectories, noise)
 
@@ -73,10 +82,10 @@ class Auto(Adaptive):
         times, rest = divmod(updates, self.every)
         return updates == 0 or (rest == 0 and times & (times - 1) == 0)
 
-    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Auto":
+    def updated(self, plan: Plan, rewards: Rewards, scores: Scores | None) -> "Auto":
         if not isinstance(self.current, Adaptive):
             return self
-        return self.with_candidate(self.name, self.current.updated(plan, rewards, logits))
+        return self.with_candidate(self.name, self.current.updated(plan, rewards, scores))
 
     def with_candidate(self, name: str, estimator: Estimator) -> "Auto":
         """A copy with another estimator for a candidate."""

@@ -37,6 +37,34 @@ _DECAY = 0.9  # the weight of earlier evidence after each batch
 _LEAST_RIDGE = 1e-6  # relative to the matrix that it is added to: more than the rounding of single precision
 _TINY = 1e-200  # dividing by smaller numbers would overflow
 
+
+
+@dataclass(frozen=True)
+class TokenProbabilities:
+    """What inner products ask of the probabilities of each step, a softmax: those of the token a that was drawn."""
+
+    chosen: Float[Tensor, "row step"]  # p_a
+    missing: Float[Tensor, "row step"]  # 1 − p_a, as the sum of all others
+    square: Float[Tensor, "row step"]  # Σ_{v≠a} p_v²
+
+    @classmethod
+    def of(cls, logits: Float[Tensor, "row step vocab"], trajectories: Trajectories) -> "TokenProbabilities":
+        return cls(*token_probabilities(logits, torch.where(trajectories.mask, trajectories.tokens, 0)))
+
+
+def token_probabilities(
+    logits: Float[Tensor, "*cell vocab"], tokens: Int64[Tensor, "*cell"]
+) -> tuple[Float[Tensor, "*cell"], Float[Tensor, "*cell"], Float[Tensor, "*cell"]]:
+    """p_a, 1 − p_a and Σ_{v≠a} p_v² for the tokens a, precise where one token has nearly all of the probability."""
+    others, token = logits.softmax(-1), tokens[..., None]
+    chosen = others.gather(-1, token).squeeze(-1)
+    others.scatter_(-1, token, 0.0)
+    return chosen.double(), others.sum(-1).double(), torch.linalg.vector_norm(others, dim=-1).double() ** 2
+
+
+# Logits of all tokens of a softmax or of the decisions of a tree, or what is needed of a softmax.
+Scores = Float[Tensor, "row step width"] | TokenProbabilities
+
 _Sums = TypeVar("_Sums", bound="Moments")
 
 
@@ -211,7 +239,7 @@ def shrunk_baseline(
 
 
 def inner_products(
-    trajectories: Trajectories, table: Int64[Tensor, "context member"], logits: Float[Tensor, "row step width"]
+    trajectories: Trajectories, table: Int64[Tensor, "context member"], scores: Scores
 ) -> Float[Tensor, "context member member"]:
     """⟨∇ log p(s), ∇ log p(s')⟩ in the logits for the sequences of each context; ``table`` has −1 for no sequence."""
     rows = table.clamp(min=0)
@@ -219,23 +247,20 @@ def inner_products(
     mask = trajectories.mask[rows] & (table >= 0)[:, :, None]
     same = tokens[:, :, None] == tokens[:, None]
     shared = _same_before(same) & mask[:, :, None] & mask[:, None]
-    if trajectories.decisions is None:
-        products = _softmax_products(trajectories, rows, same, logits)
+    if isinstance(scores, TokenProbabilities):
+        products = _softmax_products(scores, rows, same)
+    elif trajectories.decisions is None:
+        products = _softmax_products(TokenProbabilities.of(scores, trajectories), rows, same)
     else:
-        products = _tree_products(trajectories.decisions, rows, logits)
+        products = _tree_products(trajectories.decisions, rows, scores)
     return torch.where(shared, products.double(), 0.0).sum(-1)
 
 
-def _softmax_products(trajectories: Trajectories, rows: Tensor, same: Tensor, logits: Tensor) -> Tensor:
+def _softmax_products(probabilities: TokenProbabilities, rows: Tensor, same: Tensor) -> Tensor:
     """1[a = b] − p_a − p_b + Σ p², as a sum of terms that are small where one token has nearly all of the probability:
     (1 − p_a)² + Σ_{v≠a} p_v² if the tokens are the same, otherwise −p_a (1 − p_a) − p_b (1 − p_b) + Σ_{v≠a,b} p_v².
     """
-    tokens = torch.where(trajectories.mask, trajectories.tokens, 0)[:, :, None]
-    others = logits.softmax(-1)
-    chosen = others.gather(2, tokens).squeeze(2)[rows].double()
-    others = others.scatter_(2, tokens, 0.0)
-    missing = others.sum(-1)[rows].double()  # 1 − p_a
-    square = torch.linalg.vector_norm(others, dim=-1)[rows].double() ** 2
+    chosen, missing, square = (part[rows] for part in vars(probabilities).values())
     cross = -chosen * missing
     # The sum without both tokens is that without the likelier one, less the square of the other.
     rest = torch.minimum(square[:, :, None], square[:, None])

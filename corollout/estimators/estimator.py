@@ -7,7 +7,7 @@ A new estimator is a subclass of :class:`Estimator`, usually a frozen dataclass 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from corollout.config import import_object
 from corollout.errors import InputError
-from corollout.estimators.baselines import Evidence
+from corollout.estimators.baselines import Evidence, Scores
 from corollout.estimators.budget import keep_probabilities, systematic_sample
-from corollout.estimators.plans import Logits, Plan, Rewards, SetPlan
+from corollout.estimators.plans import Plan, Rewards, SetPlan
 from corollout.noise import BUDGET, Noise, uniform
 from corollout.text import quoted
-from corollout.types import Branches, Sampler, Trajectories
+from corollout.types import Branches, Cells, Sampler, Trajectories
 
 
 class Estimator(ABC):
@@ -41,6 +41,9 @@ class Estimator(ABC):
     """The output heads that it works with."""
     adapts_rollouts: ClassVar[bool] = False
     """Whether the number of branches depends on how certain the policy is."""
+    reads: Literal["tokens", "greedy", "notes", "logits"] = "logits"
+    """What a plan reads of the logits of a softmax. Those of all tokens of a batch may need a lot of memory: estimators
+    that read the tokens only, the tokens of greedy decoding, or notes (``take_notes``), never see them all at once."""
     chooses_estimators: ClassVar[bool] = False
     """Whether it switches between other estimators during training, and so has no variance of its own at the start."""
 
@@ -52,6 +55,10 @@ class Estimator(ABC):
     @abstractmethod
     def plan(self, trajectories: Trajectories, noise: Noise) -> Plan:
         """The branches to complete, and how rewards become a gradient."""
+
+    def take_notes(self, cells: Cells, noise: Noise) -> Any:
+        """What a plan needs to know of the logits of some tokens; it finds all notes in ``trajectories.notes``."""
+        raise NotImplementedError
 
     @property
     def label(self) -> str:
@@ -108,6 +115,20 @@ class Estimator(ABC):
                 raise InputError(f"{self.title or type(self).__name__} needs {option} ≥ {least[option]}, not {value}")
 
 
+# Logits that notes are taken of at once, if all were kept.
+_CHUNK = 1 << 24
+
+
+def notes_of(estimator: Estimator, trajectories: Trajectories, noise: Noise) -> Sequence[Any]:
+    """The notes of an estimator, taken now if they were not taken when the trajectories were drawn."""
+    if trajectories.notes is not None:
+        return trajectories.notes
+    rows, steps = trajectories.mask.nonzero(as_tuple=True)
+    size = max(1, _CHUNK // max(1, trajectories.logits.shape[-1]))
+    chunks = torch.arange(len(rows), device=rows.device).split(size)
+    return [estimator.take_notes(Cells.of(trajectories, rows[chunk], steps[chunk]), noise) for chunk in chunks]
+
+
 class Adaptive(Estimator):
     """An estimator that learns from its estimates how to make later ones with less variance.
 
@@ -116,8 +137,8 @@ class Adaptive(Estimator):
     """
 
     @abstractmethod
-    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Adaptive":
-        """The estimator after an estimate from one of its plans."""
+    def updated(self, plan: Plan, rewards: Rewards, scores: Scores | None) -> "Adaptive":
+        """The estimator after an estimate from one of its plans; ``scores`` if the plan reads them."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -134,10 +155,10 @@ class FittedBaseline(Adaptive):
 
     past: Evidence | None = field(default=None, repr=False, compare=False)
 
-    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "FittedBaseline":
-        if not isinstance(plan, SetPlan) or plan.baseline != "fitted":
+    def updated(self, plan: Plan, rewards: Rewards, scores: Scores | None) -> "FittedBaseline":
+        if not isinstance(plan, SetPlan) or plan.baseline != "fitted" or scores is None:
             return self
-        new = plan.evidence(rewards, logits)
+        new = plan.evidence(rewards, scores)
         return replace(self, past=new if self.past is None else self.past.updated(new))
 
     def state_dict(self) -> dict[str, Tensor]:

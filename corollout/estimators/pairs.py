@@ -18,6 +18,7 @@ g = ½ (1 − p_z) (r(z) − r(opposite)) (±1).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,10 +26,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.estimator import Adaptive, Branching
-from corollout.estimators.plans import ContrastPlan, Logits, Plan, Rewards
+from corollout.estimators.baselines import Scores
+from corollout.estimators.estimator import Adaptive, Branching, notes_of
+from corollout.estimators.plans import ContrastPlan, Plan, Rewards
 from corollout.noise import Noise
-from corollout.types import Trajectories
+from corollout.types import Cells, Trajectories
 
 # Branches of one kind have similar probabilities and steps.
 _PROBABILITIES = 8  # ½ to 1, ¼ to ½, …
@@ -51,6 +53,7 @@ class Pairs(Branching, Adaptive):
 
     names = ("pairs",)
     title = "PAIRS"
+    reads = "notes"
     number = "per_step"
 
     per_step: float | int = 1.0
@@ -63,9 +66,15 @@ class Pairs(Branching, Adaptive):
         if not self.per_step > 0:
             raise InputError(f"{self.title} needs per_step > 0, not {self.per_step}")
 
+    def take_notes(self, cells: Cells, noise: Noise) -> "_Actions":
+        return _actions(cells)
+
     def plan(self, trajectories: Trajectories, noise: Noise) -> PairsPlan:
         decisions = trajectories.decisions
-        row, step, token, share = _actions(trajectories) if decisions is None else _decisions(trajectories)
+        if decisions is None:
+            row, step, token, share = _by_row(notes_of(self, trajectories, noise), trajectories)
+        else:
+            row, step, token, share = _decisions(trajectories)
         kinds = _kinds(share, step)
         sizes = share * self._gap(kinds) / (trajectories.lengths[row] - step).sqrt()
         kept, factor = self._with_budget(trajectories).spend(sizes, row, trajectories, noise)
@@ -96,7 +105,7 @@ class Pairs(Branching, Adaptive):
             kinds=kinds,
         )
 
-    def updated(self, plan: Plan, rewards: Rewards, logits: Logits) -> "Pairs":
+    def updated(self, plan: Plan, rewards: Rewards, scores: Scores | None) -> "Pairs":
         assert isinstance(plan, PairsPlan)
         mains = len(rewards) - len(plan.kinds)
         square = (rewards[mains:] - rewards[plan.branches.parent]).double() ** 2
@@ -133,23 +142,31 @@ def _kinds(share: Float[Tensor, " branch"], step: Int64[Tensor, " branch"]) -> I
     return halvings * _STEPS + (step // _STEP_WIDTH).clamp(max=_STEPS - 1)
 
 
-def _actions(
-    trajectories: Trajectories,
-) -> tuple[Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]]:
-    """Row, step, action and probability of all actions that were not taken."""
-    rows, steps = trajectories.mask.nonzero(as_tuple=True)
-    p = trajectories.logits[rows, steps].double().softmax(1)
-    p.scatter_(1, trajectories.tokens[rows, steps][:, None], 0.0)
+# Row, step, action and probability of branches
+_Actions = tuple[
+    Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]
+]
+
+
+def _actions(cells: Cells) -> _Actions:
+    """All actions that were not taken."""
+    p = cells.logits.double().softmax(1)[cells.index]
+    p.scatter_(1, cells.tokens[:, None], 0.0)
     possible = p > 0
     count = possible.sum(1)
     action = torch.arange(p.shape[1], device=p.device).expand_as(p)[possible]
-    return rows.repeat_interleave(count), steps.repeat_interleave(count), action, p[possible]
+    return cells.rows.repeat_interleave(count), cells.steps.repeat_interleave(count), action, p[possible]
 
 
-def _decisions(
-    trajectories: Trajectories,
-) -> tuple[Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]]:
-    """Row, step and depth of all decisions, and the probability of the bit that was not taken."""
+def _by_row(notes: "Sequence[_Actions]", trajectories: Trajectories) -> _Actions:
+    """All branches, ordered by row, step and action."""
+    row, step, action, share = (torch.cat(parts) for parts in zip(*notes, strict=True))
+    order = (row * trajectories.tokens.shape[1] + step).argsort(stable=True)
+    return row[order], step[order], action[order], share[order]
+
+
+def _decisions(trajectories: Trajectories) -> _Actions:
+    """All decisions: their depths, and the probabilities of the bits that were not taken."""
     decisions = trajectories.decisions
     assert decisions is not None
     row, step, depth = (decisions.valid & trajectories.mask[:, :, None]).nonzero(as_tuple=True)

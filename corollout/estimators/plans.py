@@ -4,6 +4,7 @@ Rewards are numbered by their source: the main trajectories first, then the bran
 reward function; terms that depend on it contribute nothing.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from corollout.estimators.baselines import Evidence, fitted_baseline, inner_products, over_all, shrunk_baseline
+from corollout.estimators.baselines import (
+    Evidence,
+    Scores,
+    fitted_baseline,
+    inner_products,
+    over_all,
+    shrunk_baseline,
+)
 from corollout.types import Branches, Decisions, Trajectories
 
 Rewards = Float[Tensor, " source"]
@@ -33,14 +41,62 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class ContrastPlan:
-    """A list of differences of two rewards, each credited to one logit:
+class Credits:
+    """A gradient as a short list: numbers that are added to single logits, and a centre for each step,
 
-        S[row, step, token] = Σ weight · (r_plus − r_minus),    g = S − c Σ_v S_v,
+        S[row, step, token] = Σ value,    g = S − c Σ_v S_v.
 
-    where the centre c is the policy p = softmax(φ) (so that every entry multiplies a score e_v − p), uniform, 1/V, or
-    nothing, 0. Where tokens are paths in a tree, ``decisions`` are those of the main trajectories: "policy" then
-    multiplies the sum of a step's entries by the score of the main trajectory's token, whatever ``token`` is.
+    The centre c is the policy p = softmax(φ) (so that every entry multiplies a score e_v − p), uniform, 1/V, or
+    nothing, 0. Where tokens are paths in a tree, "policy" multiplies the sum of a step's entries by the score of the
+    main trajectory's token, whatever ``token`` is; otherwise ``token`` is a depth.
+    """
+
+    row: Int64[Tensor, " entry"]
+    step: Int64[Tensor, " entry"]
+    token: Int64[Tensor, " entry"]
+    value: Float[Tensor, " entry"]
+    centre: Literal["policy", "uniform", "nothing"]
+
+    def gradient(self, logits: Logits, decisions: Decisions | None = None) -> Logits:
+        """g for all rows and steps; ``decisions`` are those of the main trajectories."""
+        value = self.value.to(logits.dtype)
+        if self.centre == "policy" and decisions is not None:
+            per_step = logits.new_zeros(logits.shape[:2]).index_put_((self.row, self.step), value, accumulate=True)
+            return per_step[:, :, None] * decisions.scores(logits)
+        g = torch.zeros_like(logits).index_put_((self.row, self.step, self.token), value, accumulate=True)
+        if self.centre == "nothing":
+            return g
+        total = g.sum(-1, keepdim=True)
+        if self.centre == "policy":
+            return g - total * logits.softmax(-1)
+        # A masked action has no probability and no gradient: its entries have expectation zero.
+        return (g - total / logits.shape[-1]).masked_fill_(logits == -torch.inf, 0.0)
+
+
+class SparsePlan:
+    """A plan whose gradient is a short list of credits, so that it never needs the logits of a whole batch at once."""
+
+    reads_scores: bool = False
+    """Whether the credits depend on probabilities, which scoring then has to compute first."""
+
+    @abstractmethod
+    def credits(self, rewards: Rewards, scores: Scores | None = None) -> Credits:
+        """What each entry of the gradient gets; ``scores`` if the plan reads them."""
+
+    def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
+        """The same for all logits at once."""
+        return self.credits(rewards, logits).gradient(logits, self._decisions())
+
+    @abstractmethod
+    def _decisions(self) -> Decisions | None:
+        """Those of the main trajectories, if tokens are paths in a tree."""
+
+
+@dataclass(frozen=True)
+class ContrastPlan(SparsePlan):
+    """A list of differences of two rewards, each credited to one logit: weight · (r_plus − r_minus).
+
+    ``centre`` is that of :class:`Credits`, and ``decisions`` are those of the main trajectories, if the centre needs them.
     """
 
     branches: Branches
@@ -53,24 +109,17 @@ class ContrastPlan:
     centre: Literal["policy", "uniform", "nothing"]
     decisions: Decisions | None = None
 
-    def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
+    def credits(self, rewards: Rewards, scores: Scores | None = None) -> Credits:
         gap = rewards[self.plus] - rewards[self.minus]
-        credit = self.weight.to(logits.dtype) * torch.where(gap.isnan(), 0.0, gap).to(logits.dtype)
-        if self.centre == "policy" and self.decisions is not None:
-            per_step = logits.new_zeros(logits.shape[:2]).index_put_((self.row, self.step), credit, accumulate=True)
-            return per_step[:, :, None] * self.decisions.scores(logits)
-        g = torch.zeros_like(logits).index_put_((self.row, self.step, self.token), credit, accumulate=True)
-        if self.centre == "nothing":
-            return g
-        total = g.sum(-1, keepdim=True)
-        if self.centre == "policy":
-            return g - total * logits.softmax(-1)
-        # A masked action has no probability and no gradient: its entries have expectation zero.
-        return (g - total / logits.shape[-1]).masked_fill_(logits == -torch.inf, 0.0)
+        value = self.weight.double() * torch.where(gap.isnan(), 0.0, gap).double()
+        return Credits(self.row, self.step, self.token, value, self.centre)
+
+    def _decisions(self) -> Decisions | None:
+        return self.decisions
 
 
 @dataclass(frozen=True)
-class GroupPlan:
+class GroupPlan(SparsePlan):
     """Whole sequences, compared with the weighted mean reward of their group:
 
         g[row, step] = weight_row · (r_row − Σ_i share_i r_i / Σ_i share_i) · (e_token − p),
@@ -90,9 +139,11 @@ class GroupPlan:
     def branches(self) -> Branches:
         return Branches.none(self.group.device)
 
-    def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
-        advantage = (self.weight.to(rewards.dtype) * self._above_baseline(rewards)).to(logits.dtype)
-        return score_gradient(self.trajectories, advantage, logits)
+    def credits(self, rewards: Rewards, scores: Scores | None = None) -> Credits:
+        return _of_tokens(self.trajectories, self.weight.to(rewards.dtype) * self._above_baseline(rewards))
+
+    def _decisions(self) -> Decisions | None:
+        return self.trajectories.decisions
 
     def _above_baseline(self, rewards: Rewards) -> Rewards:
         skipped: Bool[Tensor, " row"] = rewards.isnan()
@@ -120,7 +171,7 @@ class GroupPlan:
 
 
 @dataclass(frozen=True)
-class SetPlan:
+class SetPlan(SparsePlan):
     """The sequences of each context, compared with weighted sums m_s = Σ_{s'} mix_{ss'} r_{s'} of its rewards:
 
         g[row, step] = weight_s · (r_s − m_s) · (e_token − p),
@@ -141,21 +192,28 @@ class SetPlan:
     def branches(self) -> Branches:
         return Branches.none(self.table.device)
 
-    def gradient(self, rewards: Rewards, logits: Logits) -> Logits:
+    @property
+    def reads_scores(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.baseline == "fitted"
+
+    def credits(self, rewards: Rewards, scores: Scores | None = None) -> Credits:
         reward, baseline, valid = self._baselines(rewards)
         if self.baseline == "shrunk":
             baseline = shrunk_baseline(reward, baseline, valid)
         elif self.baseline == "fitted":
-            baseline = fitted_baseline(self._by_context(reward, baseline, valid, logits), self.past, baseline)
+            baseline = fitted_baseline(self._by_context(reward, baseline, valid, scores), self.past, baseline)
         advantage = self.weight * (reward - baseline)
         used = (self.table >= 0) & valid[:, None]
-        per_row = torch.zeros(len(rewards), dtype=torch.float64, device=logits.device)
+        per_row = torch.zeros(len(rewards), dtype=torch.float64, device=self.table.device)
         per_row[self.table[used]] = advantage[used]
-        return score_gradient(self.trajectories, per_row.to(logits.dtype), logits)
+        return _of_tokens(self.trajectories, per_row)
 
-    def evidence(self, rewards: Rewards, logits: Logits) -> Evidence:
+    def _decisions(self) -> Decisions | None:
+        return self.trajectories.decisions
+
+    def evidence(self, rewards: Rewards, scores: Scores) -> Evidence:
         """What these rewards say about the best baseline."""
-        return over_all(self._by_context(*self._baselines(rewards), logits))
+        return over_all(self._by_context(*self._baselines(rewards), scores))
 
     def _baselines(self, rewards: Rewards) -> tuple[Tensor, Tensor, Bool[Tensor, " context"]]:
         """The rewards and the m_s of each context, and whether it has all of its rewards."""
@@ -168,9 +226,16 @@ class SetPlan:
         first = reward[:, :1]
         return reward, first + (self.mix @ (reward - first)[:, :, None]).squeeze(2), valid
 
-    def _by_context(self, reward: Tensor, baseline: Tensor, valid: Tensor, logits: Logits) -> Evidence:
-        overlap = inner_products(self.trajectories, self.table, logits)
+    def _by_context(self, reward: Tensor, baseline: Tensor, valid: Tensor, scores: Scores | None) -> Evidence:
+        assert scores is not None
+        overlap = inner_products(self.trajectories, self.table, scores)
         return Evidence.from_rewards(self.weight, reward, baseline, overlap, valid)
+
+
+def _of_tokens(trajectories: Trajectories, advantage: Float[Tensor, " row"]) -> Credits:
+    """advantage · d log p(token) / d logits, at every token of every row."""
+    row, step = trajectories.mask.nonzero(as_tuple=True)
+    return Credits(row, step, trajectories.tokens[row, step], advantage.double()[row], "policy")
 
 
 def rows_by_context(trajectories: Trajectories, size: int) -> Int64[Tensor, "context member"]:

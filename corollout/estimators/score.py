@@ -28,6 +28,7 @@ class Reinforce(FittedBaseline):
 
     names = ("reinforce", "bt-reinforce", "bt-rf")
     title = "REINFORCE"
+    reads = "tokens"
     number = "samples"
 
     baseline: Literal["others", "batch", "none", "shrunk", "fitted"] = "others"
@@ -74,6 +75,7 @@ class RLOO(FittedBaseline):
 
     names = ("rloo", "bt-rloo")
     title = "RLOO"
+    reads = "tokens"
     number = "samples"
 
     samples: int = 4
@@ -105,6 +107,7 @@ class GRPO(Estimator):
 
     names = ("grpo",)
     title = "GRPO"
+    reads = "tokens"
     number = "samples"
 
     samples: int = 8
@@ -142,6 +145,7 @@ class BeamExpectation(Estimator):
 
     names = ("rl-beam", "beam")
     title = "RL_beam"
+    reads = "tokens"
     number = "size"
 
     size: int = 64
@@ -175,6 +179,7 @@ class SelfCritic(Estimator):
 
     names = ("sc", "self-critic", "scst", "bt-sc")
     title = "SC"
+    reads = "greedy"
     number = "samples"
 
     samples: int = 1
@@ -213,6 +218,7 @@ class MonteCarlo(Estimator):
 
     names = ("mc", "mc-k", "td-scst", "bt-mc")
     title = "MC"
+    reads = "greedy"
     number = "completions"
 
     completions: int = 2
@@ -286,7 +292,7 @@ def _greedy_tokens(trajectories: Trajectories) -> Int64[Tensor, "row step"]:
     """What greedy decoding would have chosen instead of each token; in a tree possibly an inner node."""
     decisions = trajectories.decisions
     if decisions is None:
-        return trajectories.logits.argmax(-1)
+        return trajectories.logits.argmax(-1) if trajectories.greedy is None else trajectories.greedy
     against = decisions.valid & (decisions.bits != (trajectories.logits > 0))
     first = against.long().argmax(-1, keepdim=True)
     return torch.where(against.any(-1), decisions.other.gather(-1, first).squeeze(-1), trajectories.tokens)

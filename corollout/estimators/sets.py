@@ -49,6 +49,7 @@ class UnorderedSet(FittedBaseline):
 
     names = ("set",)
     title = "SET"
+    reads = "tokens"
     number = "size"
 
     size: int = 8

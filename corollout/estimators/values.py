@@ -26,6 +26,7 @@ class Vine(Estimator):
 
     names = ("vine",)
     title = "VINE"
+    reads = "tokens"
     number = "completions"
 
     completions: int = 2

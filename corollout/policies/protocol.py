@@ -131,6 +131,7 @@ def evaluation_mode(policy: Any) -> Generator[None, None, None]:
 Ints = Int64[Tensor, " row"]  # noise keys, steps, tokens or nodes
 Numbers = Float[Tensor, " row"]
 Outputs = Float[Tensor, "row width"]
+SharedOutputs = Float[Tensor, "output width"]  # rows with the same prefix share one
 Greedy = Bool[Tensor, " row"] | bool
 # For each row and step
 Tokens = Int64[Tensor, "row step"]
@@ -139,11 +140,15 @@ LogProbs = Float[Tensor, "row step"]
 
 
 class Choice(NamedTuple):
-    """A token for each row, the logits that it was chosen by, and whether those were valid (no NaN, not all −inf)."""
+    """A token for each row, the logits that it was chosen by, and whether those were valid (no NaN, not all −inf).
+
+    Logits and their validity are given for each output, or for each row if they depend on the token
+    (``Head.logits_by_token``).
+    """
 
     tokens: Ints
-    logits: Float[Tensor, "row logit"]
-    valid: Bool[Tensor, " row"]
+    logits: Float[Tensor, "output logit"]
+    valid: Bool[Tensor, " output"]
 
 
 class Ranked(NamedTuple):
@@ -160,10 +165,17 @@ class Head(ABC):
 
     keeps_outputs: bool = False
     """Whether ``finish`` will be asked for: then the outputs of main trajectories are kept."""
+    logits_by_token: bool = False
+    """Whether the logits by which a token is chosen depend on the token, as those on its path in a tree do."""
 
     @abstractmethod
-    def choose(self, outputs: Outputs, keys: Ints, steps: Ints, greedy: Greedy) -> Choice:
-        """A token for each row: by the decoder's own preference where ``greedy``, by the noise elsewhere."""
+    def choose(
+        self, outputs: SharedOutputs, keys: Ints, steps: Ints, greedy: Greedy, index: Ints | None = None
+    ) -> Choice:
+        """A token for each row: by the decoder's own preference where ``greedy``, by the noise elsewhere.
+
+        Rows whose prefixes are the same share an output: then ``index`` says which output belongs to each row.
+        """
 
     @abstractmethod
     def best(self, outputs: Outputs, count: int) -> Ranked:
@@ -203,17 +215,18 @@ class Head(ABC):
 class Softmax(Head):
     """Outputs are the logits of all tokens; a token is the winner of a race, or the one with the largest logit."""
 
-    def choose(self, outputs: Outputs, keys: Ints, steps: Ints, greedy: Greedy) -> Choice:
+    def choose(
+        self, outputs: SharedOutputs, keys: Ints, steps: Ints, greedy: Greedy, index: Ints | None = None
+    ) -> Choice:
         logits = full_precision(outputs)
         # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
         highest = logits.amax(1)
         valid = highest.isfinite()
-        if greedy is True:
-            return Choice(logits.argmax(1), logits, valid)
-        tokens = race(logits, keys, steps, highest)
-        if greedy is not False:
-            tokens = torch.where(greedy, logits.argmax(1), tokens)
-        return Choice(tokens, logits, valid)
+        best = None if greedy is False else logits.argmax(1) if index is None else logits.argmax(1)[index]
+        if greedy is True and best is not None:
+            return Choice(best, logits, valid)
+        tokens = race(logits, keys, steps, highest, index)
+        return Choice(tokens if best is None else torch.where(greedy, best, tokens), logits, valid)
 
     def best(self, outputs: Outputs, count: int) -> Ranked:
         logits = full_precision(outputs)

@@ -18,7 +18,19 @@ from torch.nn.functional import embedding, logsigmoid
 from corollout.errors import InputError, PolicyError
 from corollout.noise import conditional_gumbels, exponential, uniform
 from corollout.policies import walks
-from corollout.policies.protocol import Choice, Greedy, Head, Ints, Logits, LogProbs, Numbers, Outputs, Ranked, Tokens
+from corollout.policies.protocol import (
+    Choice,
+    Greedy,
+    Head,
+    Ints,
+    Logits,
+    LogProbs,
+    Numbers,
+    Outputs,
+    Ranked,
+    SharedOutputs,
+    Tokens,
+)
 from corollout.row_threads import by_rows
 from corollout.trees import Tree
 from corollout.types import Decisions, full_precision
@@ -28,6 +40,7 @@ class TreeHead(nn.Module, Head):
     """Weights for the inner nodes of a tree. The tree is saved and loaded with them."""
 
     keeps_outputs = True
+    logits_by_token = True
     tree: Tree  # whose nodes the weights belong to
 
     def __init__(self, width: int, tree: Tree, bound: float = 0.1):
@@ -49,7 +62,10 @@ class TreeHead(nn.Module, Head):
         self._children.copy_(torch.from_numpy(tree.children.copy()))
         self.arrange()
 
-    def choose(self, outputs: Outputs, keys: Ints, steps: Ints, greedy: Greedy) -> Choice:
+    def choose(
+        self, outputs: SharedOutputs, keys: Ints, steps: Ints, greedy: Greedy, index: Ints | None = None
+    ) -> Choice:
+        outputs = outputs if index is None else outputs[index]
         tokens, logits = self._walk(outputs, torch.zeros_like(keys), keys, steps, greedy)
         return Choice(tokens, logits, logits.isfinite().all(1))
 

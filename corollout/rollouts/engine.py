@@ -1,23 +1,26 @@
 """The rollout engine: main trajectories, then all branches of all steps together. It knows tokens, not text.
 
-No prefix is ever computed twice: a branch starts from its parent's state at its step, and all branches advance
-together in time, so that at step t one call of the policy serves the branches that are under way and those that
-start there. A row that has ended is dropped at once.
+No prefix is computed twice: sequences of a context that begin alike share what they have in common, a branch starts
+from its parent's state at its step, and all branches advance together in time, so that at step t one call of the policy
+serves the branches that are under way and those that start there. A row that has ended is dropped at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
 from corollout.policies.protocol import Head, Policy, check_valid, concat, evaluation_mode, head_of, select
+from corollout.prefix_tree import merge
 from corollout.rollouts.search import Slots, search
-from corollout.types import Branches, Sampler, Sequences, Trajectories
+from corollout.rollouts.states import States
+from corollout.rollouts.watch import Look, Origin, Reads, SoftmaxWatch, TreeWatch, Watch
+from corollout.types import Branches, Sampler, Sequences, Trajectories, full_precision
 
 # Integers for each context, main trajectory, branch, or row of a chunk of those
 Contexts = Int64[Tensor, " context"]
@@ -25,14 +28,18 @@ Rows = Int64[Tensor, " row"]
 OfBranches = Int64[Tensor, " branch"]
 Chunk = Int64[Tensor, " chunk"]
 
+_TOKENS = 1 << 32  # more than a vocabulary has: state · _TOKENS + token is one number
+
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The states of main trajectories: at each step, which rows were under way and their state after its logits."""
+    """The distinct prefixes of some consecutive rows of main trajectories, with their states."""
 
-    rows: list[Rows]  # ascending
-    states: list[Any]
-    outputs: list[Tensor]  # what the policy put out, if its head wants to see it again
+    rows: range
+    place: Int64[Tensor, "row step"]  # where, among those of step t, the prefix is after which a row's token t comes
+    states: States
+    outputs: list[Tensor]  # what the policy put out at each step, if its head wants to see it again
+    sizes: list[int]  # the number of prefixes of each step
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Mains:
     trajectories: Trajectories
     prefixes: list[Prefixes]  # one for each chunk of rows
     tokens: int  # generated
+    logits: Float[Tensor, "prefix vocab"] | None = None  # of a softmax, step by step, if there are not too many
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Completions:
 
     sequences: Sequences
     tokens: int  # generated, not counting prefixes
+    unshared: int  # what they would be if no two branches shared a prefix
 
 
 class Engine:
@@ -83,37 +92,39 @@ class Engine:
         return self.sample(memory, examples, sampler, noise)
 
     @torch.no_grad()
-    def sample(self, memory: Any, examples: Contexts, sampler: Sampler, noise: Noise) -> Mains:
-        """Main trajectories, ``sampler.count`` for each context (a beam may find fewer), ordered by context."""
+    def sample(
+        self, memory: Any, examples: Contexts, sampler: Sampler, noise: Noise, reads: Reads | Look = "logits"
+    ) -> Mains:
+        """Main trajectories, ``sampler.count`` for each context (a beam may find fewer), ordered by context.
+
+        ``reads`` says what they keep of the logits of a softmax: all of them, the greedy tokens, nothing but the
+        probabilities of tokens, or what a function notes of them, chunk by chunk.
+        """
         with evaluation_mode(self.policy):
             if sampler.mode in ("beam", "set"):
                 return self._search(memory, examples, sampler.count, noise, replacement=sampler.mode == "beam")
             contexts = torch.arange(len(examples), device=examples.device).repeat_interleave(sampler.count)
             samples = torch.arange(sampler.count, device=examples.device).repeat(len(examples))
-            keys = noise.keys(examples[contexts], MAIN, samples)
+            origin = Origin(examples[contexts], samples, noise.keys(examples[contexts], MAIN, samples))
+            if self.head.logits_by_token:
+                watch = TreeWatch(origin, self.max_length)
+            else:
+                watch = SoftmaxWatch(origin, self.max_length, reads)
             out = _Output(len(contexts), self.max_length, self.eos, examples.device)
-            prefixes, logits, tokens = [], [], 0
-            greedy = sampler.mode == "greedy"
-            for rows in self._chunks(len(contexts), examples.device):
-                prefix, chunk_logits = self._run_mains(memory, contexts, examples, rows, keys, greedy, out)
-                prefixes.append(prefix)
-                logits.append(chunk_logits)
-                tokens += sum(len(alive) for alive in prefix.rows)
+            prefixes = [
+                self._run_mains(memory, contexts, origin, rows, sampler, out, watch)
+                for rows in self._chunks(len(contexts), examples.device)
+            ]
             sequences = out.sequences()
-            stacked = _stack_logits(logits, prefixes, sequences)
-            chosen = self.head.log_probs(stacked, sequences.tokens) if logits else stacked.sum(2)
-            mask = torch.arange(chosen.shape[1], device=chosen.device) < sequences.lengths[:, None]
             trajectories = Trajectories(
                 **vars(sequences),
+                **vars(origin),
+                **watch.finish(self.head, sequences),
                 contexts=contexts,
-                examples=examples[contexts],
-                samples=samples,
-                keys=keys,
-                log_probs=torch.where(mask, chosen, 0.0).sum(1),
-                logits=stacked,
                 decisions=self.head.decisions(sequences.tokens),
             )
-            return Mains(trajectories, prefixes, tokens)
+            logits = watch.by_prefix() if len(prefixes) == 1 else None
+            return Mains(trajectories, prefixes, sum(sum(prefix.sizes) for prefix in prefixes), logits)
 
     @torch.no_grad()
     def complete(self, mains: Mains, branches: Branches, noise: Noise) -> Completions:
@@ -131,22 +142,25 @@ class Engine:
             order = branches.step.argsort(stable=True)
             chunks = self._chunks(len(branches), order.device)
             tokens = sum(self._run_branches(mains, branches, order[chunk], keys, out) for chunk in chunks)
-        return Completions(out.sequences(), tokens)
+        sequences = out.sequences()
+        return Completions(sequences, tokens, int((sequences.lengths - 1 - branches.step).sum()))
 
     @torch.no_grad()
     def check_states(self, mains: Mains) -> None:
         """Refuse a policy that changes states in place: branches would start from what their parents became."""
+        trajectories = mains.trajectories
         for prefix in mains.prefixes:
-            if len(prefix.rows) < 2:
+            rows = torch.arange(prefix.rows.start, prefix.rows.stop, device=trajectories.tokens.device)
+            rows = rows[trajectories.lengths[rows] > 1]
+            if len(rows) == 0 or trajectories.token_log_probs is None:
                 continue
-            rows = prefix.rows[1]
-            index = torch.searchsorted(prefix.rows[0], rows)
-            tokens = mains.trajectories.tokens
+            state = prefix.states.at(0, prefix.place[rows - prefix.rows.start, 0])
+            tokens = trajectories.tokens[rows, :2]
             with evaluation_mode(self.policy):
-                again, _ = self.policy.step(select(prefix.states[0], index), tokens[rows, 0])
-                logits = self.head.logits(again[:, None], tokens[rows, 1:2])
-            gap = self.head.gap(logits, mains.trajectories.logits[rows, 1:2], tokens[rows, 1:2])
-            if float(gap.max()) > score_tolerance(again.dtype):
+                again, _ = self.policy.step(state, tokens[:, 0])
+            logits = full_precision(self.head.logits(again[:, None], tokens[:, 1:]))
+            gap = self.head.log_probs(logits, tokens[:, 1:])[:, 0] - trajectories.token_log_probs[rows, 1]
+            if not float(gap.abs().max()) <= score_tolerance(again.dtype):
                 raise PolicyError(
                     "policy.step changes its state in place: from a state that was kept, the same token later gives "
                     "different logits; return a new state instead"
@@ -160,58 +174,98 @@ class Engine:
     # --- main trajectories ---------------------------------------------------------------------------------------
 
     def _run_mains(
-        self, memory: Any, contexts: Rows, examples: Contexts, rows: Chunk, keys: Rows, greedy: bool, out: "_Output"
-    ) -> tuple[Prefixes, list[Tensor]]:
-        state = self.policy.start(select(memory, contexts[rows]))
-        tokens = torch.full_like(rows, self.bos)
-        prefix, logits = Prefixes([], [], []), []
+        self, memory: Any, contexts: Rows, origin: Origin, rows: Chunk, sampler: Sampler, out: "_Output", watch: Watch
+    ) -> Prefixes:
+        """Generate a chunk of rows. Each step computes the distinct prefixes; a row knows the place of its own."""
+        first_row, shared = int(rows[0]), sampler.count > 1
+        place, first = merge(contexts[rows], contexts[rows], rows.new_zeros(len(rows)))
+        state = self.policy.start(select(memory, contexts[rows[first]]))
+        read = torch.full_like(first, self.bos)
+        places = torch.zeros(len(rows), self.max_length, dtype=torch.int64, device=rows.device)
+        prefixes: Prefixes | None = None
+        parents: Tensor | None = None
+        checks = _Checks()
         for t in range(self.max_length):
-            outputs, state = self._step(state, tokens)
-            tokens, logits_t, valid = self.head.choose(outputs, keys[rows], torch.full_like(rows, t), greedy)
-            check_valid(valid, t, lambda rows=rows: examples[contexts[rows]])
-            prefix.rows.append(rows)
-            prefix.states.append(state)
+            outputs, state = self._step(state, read)
+            if prefixes is None:
+                prefixes = Prefixes(range(first_row, first_row + len(rows)), places, States.like(state), [], [])
+            prefixes.states.add(state, len(read), parents)
+            prefixes.sizes.append(len(read))
             if self.head.keeps_outputs:
-                prefix.outputs.append(outputs)
-            logits.append(logits_t)
-            going = out.write(rows, t, tokens)
+                prefixes.outputs.append(outputs)
+            places[rows - first_row, t] = place
+            index = place if len(read) < len(rows) else None
+            greedy = sampler.mode == "greedy"
+            choice = self.head.choose(outputs, origin.keys[rows], torch.full_like(rows, t), greedy, index)
+            watch.see(rows, t, choice, index)
+            checks.add(t, choice.valid, index, rows)
+            going = out.write(rows, t, choice.tokens)
             if len(going) == 0:
                 break
-            if len(going) < len(rows):
-                rows, tokens, state = rows[going], tokens[going], select(state, going)
-        return prefix, logits
+            if not shared:
+                parents = going if len(going) < len(rows) else None
+                rows, read = rows[going], choice.tokens[going]
+                place = torch.arange(len(rows), device=rows.device)
+            else:
+                rows, tokens, place = rows[going], choice.tokens[going], place[going]
+                after, first = merge(contexts[rows], place, tokens)
+                parents, read, place = place[first], tokens[first], after
+            state = state if parents is None else select(state, parents)
+        checks.report(lambda of: origin.examples[of])
+        assert prefixes is not None
+        return prefixes
 
     # --- branches ------------------------------------------------------------------------------------------------
 
     def _run_branches(self, mains: Mains, branches: Branches, chunk: Chunk, keys: OfBranches, out: "_Output") -> int:
-        """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated."""
+        """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated.
+
+        ``place`` is a row's place in the state, before ``tokens`` are fed. Rows at one place with one token go on as
+        one, as long as they draw the same tokens.
+        """
         generated = 0
-        rows, tokens, state = chunk[:0], chunk[:0], None
+        rows = tokens = place = chunk[:0]
+        state, size = None, 0  # so many places
         greedy_too = bool(branches.greedy[chunk].any())
+        shared = _have_common_starts(mains, branches, chunk)
         # The chunk's branches of step t are chunk[starts[t] : starts[t + 1]].
         starts = torch.searchsorted(
             branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
         ).tolist()
+        checks = _Checks()
         for t in range(int(branches.step[chunk[0]]), self.max_length):
             fresh = chunk[starts[t] : starts[t + 1]]
-            fresh = fresh[out.write(fresh, t, branches.token[fresh])]
-            parts = [] if state is None else [state]
             if len(fresh):
-                fresh, fresh_states = _spawn(mains.prefixes, t, fresh, branches.parent)
-                parts += fresh_states
+                fresh, origin, count, states = _spawn(mains.prefixes, t, fresh, branches.parent, shared)
                 rows, tokens = torch.cat([rows, fresh]), torch.cat([tokens, branches.token[fresh]])
+                place, size = torch.cat([place, size + origin]), size + count
+                state = concat([*([] if state is None else [state]), *states])
             if len(rows) == 0:
                 if starts[t + 1] == len(chunk):
                     break
                 continue
-            outputs, state = self._step(concat(parts), tokens)
-            generated += len(rows)
-            greedy = branches.greedy[rows] if greedy_too else False
-            tokens, _, valid = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy)
-            check_valid(valid, t + 1, lambda rows=rows: mains.trajectories.examples[branches.parent[rows]])
-            going = out.write(rows, t + 1, tokens)
+            going = out.write(rows, t, tokens)
+            if len(going) == 0:
+                rows = tokens = place = chunk[:0]
+                state, size = None, 0
+                continue
             if len(going) < len(rows):
-                rows, tokens, state = rows[going], tokens[going], select(state, going) if len(going) else None
+                rows, tokens, place = rows[going], tokens[going], place[going]
+            read = tokens
+            if shared:
+                codes, meeting = (place * _TOKENS + tokens).unique(return_inverse=True)
+                place, read, state = meeting, codes % _TOKENS, select(state, codes // _TOKENS)
+            elif len(rows) < size:
+                place, state = torch.arange(len(rows), device=rows.device), select(state, place)
+            outputs, state = self._step(state, read)
+            size = len(read)
+            generated += size
+            index = place if len(read) < len(rows) else None
+            greedy = branches.greedy[rows] if greedy_too else False
+            choice = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy, index)
+            checks.add(t + 1, choice.valid, index, rows)
+            tokens = choice.tokens
+        checks.report(lambda of: mains.trajectories.examples[branches.parent[of]])
         return generated
 
     def _branch_keys(self, parents: Trajectories, branches: Branches, noise: Noise) -> OfBranches:
@@ -236,9 +290,9 @@ class Engine:
         token = branches.token.clone()
         partial = (token < 0).nonzero().squeeze(1)
         for prefix in mains.prefixes if len(partial) else ():
-            for t, (rows, outputs) in enumerate(zip(prefix.rows, prefix.outputs, strict=True)):
+            for t, outputs in enumerate(prefix.outputs):
                 at_step = partial[branches.step[partial] == t]
-                selected, index = _with_parents_in(rows, at_step, branches.parent)
+                selected, index = _places(prefix, t, at_step, branches.parent)
                 if len(selected):
                     steps = torch.full_like(selected, t)
                     token[selected] = self.head.finish(
@@ -304,6 +358,24 @@ def score_tolerance(dtype: torch.dtype) -> float:
     return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
+class _Checks:
+    """Whether all logits were distributions: asked once at the end, so that no step waits for the answer."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, Bool[Tensor, " output"], Rows | None, Rows]] = []
+
+    def add(self, t: int, valid: Bool[Tensor, " output"], index: Rows | None, rows: Rows) -> None:
+        self._steps.append((t, valid, index, rows))
+
+    def report(self, examples: Callable[[Rows], Rows]) -> None:
+        """Refuse logits that are not a distribution; ``examples`` are those of some rows."""
+        if not self._steps or bool(torch.cat([valid for _, valid, _, _ in self._steps]).all()):
+            return
+        for t, valid, index, rows in self._steps:
+            of_rows = valid[index] if index is not None and len(valid) < len(rows) else valid
+            check_valid(of_rows, t, lambda rows=rows: examples(rows))
+
+
 class _Output:
     """Sequences being generated."""
 
@@ -315,14 +387,9 @@ class _Output:
 
     def write(self, rows: Rows, t: int, tokens: Rows) -> Int64[Tensor, " going"]:
         """Write token t of some rows; return the positions, among those, of the rows that continue."""
-        self.tokens[rows, t] = tokens
         ends = tokens == self.eos
-        if t + 1 == self.tokens.shape[1]:
-            self.lengths[rows], self.finished[rows] = t + 1, ends
-            return rows[:0]
-        if bool(ends.any()):
-            self.lengths[rows[ends]], self.finished[rows[ends]] = t + 1, True
-        return (~ends).nonzero().squeeze(1)
+        self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
+        return rows[:0] if t + 1 == self.tokens.shape[1] else (~ends).nonzero().squeeze(1)
 
     def sequences(self) -> Sequences:
         return Sequences(self.tokens[:, : _longest(self.lengths)], self.lengths, self.finished)
@@ -332,39 +399,52 @@ def _longest(lengths: Rows) -> int:
     return int(lengths.max()) if len(lengths) else 1
 
 
+class _Spawned(NamedTuple):
+    """Branches that start at a step, in the order of the chunks of their parents, and the states they start from."""
+
+    rows: Int64[Tensor, " fresh"]
+    place: Int64[Tensor, " fresh"]
+    count: int  # of the states
+    states: list[Any]
+
+
 def _spawn(
-    prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: OfBranches
-) -> tuple[Int64[Tensor, " fresh"], list[Any]]:
-    """The states from which branches start at step t, chunk by chunk, and the branches in the same order."""
-    ordered, states = [], []
+    prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: OfBranches, shared: bool
+) -> _Spawned:
+    """The states from which branches start at step t; those that start from one prefix share it, if asked for."""
+    rows, places, states, first = [], [], [], 0
     for prefix in prefixes:
-        if t >= len(prefix.rows):
+        selected, place = _places(prefix, t, fresh, parent)
+        if len(selected) == 0:
             continue
-        selected, index = _with_parents_in(prefix.rows[t], fresh, parent)
-        if len(selected):
-            ordered.append(selected)
-            states.append(select(prefix.states[t], index))
-    return torch.cat(ordered), states
+        if shared:
+            distinct, place = place.unique(return_inverse=True)
+        else:
+            distinct, place = place, torch.arange(len(place), device=place.device)
+        states.append(prefix.states.at(t, distinct))
+        rows.append(selected)
+        places.append(first + place)
+        first += len(distinct)
+    return _Spawned(torch.cat(rows), torch.cat(places), first, states)
 
 
-def _with_parents_in(
-    rows: Rows, branches: Int64[Tensor, " some"], parent: OfBranches
+def _places(
+    prefix: Prefixes, t: int, branches: Int64[Tensor, " some"], parent: OfBranches
 ) -> tuple[Int64[Tensor, " selected"], Int64[Tensor, " selected"]]:
-    """Those of some branches whose parents are among the rows, which ascend, and the parents' positions there."""
-    index = torch.searchsorted(rows, parent[branches]).clamp_(max=len(rows) - 1)
-    is_in = rows[index] == parent[branches]
-    return branches[is_in], index[is_in]
+    """Those of some branches whose parents are in a chunk, and the places of the prefixes that they leave at step t."""
+    row = parent[branches] - prefix.rows.start
+    if len(row) and (int(row.min()) < 0 or int(row.max()) >= len(prefix.rows)):
+        inside = (row >= 0) & (row < len(prefix.rows))
+        branches, row = branches[inside], row[inside]
+    return branches, prefix.place[row, t]
 
 
-def _stack_logits(
-    logits: list[list[Tensor]], prefixes: list[Prefixes], sequences: Sequences
-) -> Float[Tensor, "row step vocab"]:
-    """The logits of all rows and steps in one tensor."""
-    rows, steps = sequences.tokens.shape
-    if not logits:
-        return torch.zeros(rows, steps, 0, device=sequences.tokens.device)
-    stacked = logits[0][0].new_zeros(rows, steps, logits[0][0].shape[1])
-    for chunk, prefix in zip(logits, prefixes, strict=True):
-        for t, (logits_t, alive) in enumerate(zip(chunk, prefix.rows, strict=True)):
-            stacked[alive, t] = logits_t
-    return stacked
+def _have_common_starts(mains: Mains, branches: Branches, chunk: Chunk) -> bool:
+    """Whether some branches begin alike: from one prefix with one token."""
+    parent, step = branches.parent[chunk], branches.step[chunk]
+    if not mains.prefixes or (int(mains.trajectories.samples.max()) == 0 and not bool(branches.copy[chunk].any())):
+        return False
+    place = torch.cat([prefix.place for prefix in mains.prefixes])[parent, step]
+    context = mains.trajectories.contexts[parent]
+    start = torch.stack([context, step, place, branches.token[chunk]], 1)
+    return len(start.unique(dim=0)) < len(start)

@@ -1,0 +1,124 @@
+"""The last layer of a policy, logits = hidden · weightᵀ + bias, fused with the gradient that comes back through it.
+
+A batch has rows × steps × V logits, and autograd would keep several tensors of that size. Here a chunk of prefixes at a
+time is read out, turned into the gradient with respect to its logits, and multiplied back: three matrix products for
+each chunk and no tensor larger than a chunk, as in cut cross-entropy (Wijmans et al. 2024) for the likelihood.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from corollout.types import full_precision
+
+# Logits of a chunk.
+CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class ReadOut:
+    """The weights of the last layer. Where ``allowed`` is False for a prefix and a token, the logit is −inf."""
+
+    weight: Float[Tensor, "vocab width"]
+    bias: Float[Tensor, " vocab"] | None = None
+    allowed: Bool[Tensor, "prefix vocab"] | None = None
+
+    def logits(
+        self, hidden: Float[Tensor, "some width"], which: Int64[Tensor, " some"] | slice
+    ) -> Float[Tensor, "some vocab"]:
+        """The logits of some prefixes, without gradient."""
+        with torch.no_grad():
+            weight = self.weight.detach().t()
+            if self.bias is None:
+                logits = hidden.detach() @ weight
+            else:
+                logits = torch.addmm(self.bias.detach(), hidden.detach(), weight)
+            return logits if self.allowed is None else logits.masked_fill_(~self.allowed[which], -torch.inf)
+
+
+@dataclass(frozen=True)
+class PrefixCredits:
+    """A gradient with respect to the logits of prefixes, as :class:`corollout.estimators.plans.Credits` has it for
+    tokens: S[prefix, token] = Σ value, g = S − c Σ_v S_v.
+    """
+
+    prefix: Int64[Tensor, " entry"]
+    token: Int64[Tensor, " entry"]
+    value: Float[Tensor, " entry"]
+    centre: str
+
+    def chunks(self, vocab: int) -> "Iterator[tuple[Int64[Tensor, ' some'], PrefixCredits]]":
+        """Prefixes that have credits, a chunk at a time, and their credits by position in the chunk."""
+        order = self.prefix.argsort(stable=True)
+        prefix, place = self.prefix[order].unique_consecutive(return_inverse=True)
+        size = max(1, CHUNK // vocab)
+        ends = torch.searchsorted(place, torch.arange(0, len(prefix) + size, size, device=place.device)).tolist()
+        for number, some in enumerate(prefix.split(size)):
+            entries = order[ends[number] : ends[number + 1]]
+            local = place[ends[number] : ends[number + 1]] - number * size
+            yield some, PrefixCredits(local, self.token[entries], self.value[entries], self.centre)
+
+
+def read_out_backward(
+    hidden: Float[Tensor, "prefix width"],
+    read_out: ReadOut,
+    credits: PrefixCredits,
+    scale: float,
+    known: Float[Tensor, "prefix vocab"] | None = None,
+) -> None:
+    """Back-propagate ``scale`` times the credits through the read-out and everything before it.
+
+    ``known`` are the logits, if somebody has computed them already.
+    """
+    vocab = len(read_out.weight)
+    weight = read_out.weight.detach()
+    d_hidden = torch.zeros_like(hidden)
+    d_weight = torch.zeros_like(weight) if read_out.weight.requires_grad else None
+    d_bias = None if read_out.bias is None or not read_out.bias.requires_grad else torch.zeros_like(read_out.bias)
+    with torch.no_grad():
+        values = hidden.detach()
+        for some, part in credits.chunks(vocab):
+            everything = len(some) == len(values)
+            x = values if everything else values[some]
+            needs_logits = part.centre == "policy" or read_out.allowed is not None
+            logits = None
+            if needs_logits:
+                logits = read_out.logits(x, some) if known is None else known if everything else known[some]
+                logits = full_precision(logits)
+            g = _gradient(part, logits, len(some), vocab, full_precision(x[:0]))
+            g = g.mul_(scale).to(weight.dtype)
+            if everything:
+                torch.mm(g, weight, out=d_hidden)
+            else:
+                d_hidden[some] = g @ weight
+            if d_weight is not None:
+                d_weight.addmm_(g.t(), x)
+            if d_bias is not None:
+                d_bias += g.sum(0)
+    roots = [
+        (tensor, gradient)
+        for tensor, gradient in ((hidden, d_hidden), (read_out.weight, d_weight), (read_out.bias, d_bias))
+        if tensor is not None and gradient is not None and tensor.requires_grad
+    ]
+    torch.autograd.backward([tensor for tensor, _ in roots], [gradient for _, gradient in roots])
+
+
+def _gradient(
+    credits: PrefixCredits, logits: Tensor | None, rows: int, vocab: int, like: Tensor
+) -> Float[Tensor, "prefix vocab"]:
+    """The credits of a chunk as a dense gradient."""
+    value = credits.value.to(like.dtype)
+    total = like.new_zeros(rows).index_add_(0, credits.prefix, value)
+    if credits.centre == "policy" and logits is not None:
+        g = logits.softmax(1).mul_(-total[:, None])
+    elif credits.centre == "uniform":
+        g = (-total / vocab)[:, None].repeat(1, vocab)
+    else:
+        g = like.new_zeros(rows, vocab)
+    g.view(-1).scatter_add_(0, credits.prefix * vocab + credits.token, value)
+    if credits.centre == "uniform" and logits is not None:
+        g.masked_fill_(logits == -torch.inf, 0.0)
+    return g

@@ -1,0 +1,153 @@
+"""Prefix trees: the distinct prefixes of the sequences of each context, so that each is computed once.
+
+A node is what a policy has read when it puts out logits: the start token and the first t tokens of a sequence. Sequences
+of a context that begin alike share their first nodes. Nodes are ordered by level, that is by the number of tokens read,
+and within a level by the first row that passes through them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from corollout.types import Sequences
+
+
+class Level(NamedTuple):
+    """The nodes of one level."""
+
+    nodes: slice  # their places among all nodes
+    parent: Int64[Tensor, " node"]  # places in the level before; of the first level: contexts
+    token: Int64[Tensor, " node"]  # the last token that was read
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """One tree for each context, all of them level by level."""
+
+    sizes: tuple[int, ...]  # the number of nodes of each level
+    context: Int64[Tensor, " node"]
+    parent: Int64[Tensor, " node"]
+    token: Int64[Tensor, " node"]
+    node: Int64[Tensor, "row step"]  # where each token of the sequences was chosen; −1 beyond their ends
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    @classmethod
+    def of(cls, sequences: Sequences, contexts: Int64[Tensor, " row"], bos: int) -> "PrefixTree":
+        """The tree of some sequences. Those of a context are in consecutive rows."""
+        rows, steps = sequences.tokens.shape
+        node = torch.full((rows, steps), -1, dtype=torch.int64, device=contexts.device)
+        alive = torch.arange(rows, device=contexts.device)
+        before = contexts  # where the rows under way were in the level before
+        read = torch.full_like(contexts, bos)
+        sizes, parents, tokens, owners, first = [], [], [], [], 0
+        for t in range(steps):
+            going = (sequences.lengths[alive] > t).nonzero().squeeze(1)
+            if len(going) < len(alive):
+                alive, before, read = alive[going], before[going], read[going]
+            if len(alive) == 0:
+                break
+            place, new = merge(contexts[alive], before, read)
+            sizes.append(len(new))
+            parents.append(before[new])
+            tokens.append(read[new])
+            owners.append(contexts[alive[new]])
+            node[alive, t] = first + place
+            first += len(new)
+            before, read = place, sequences.tokens[alive, t]
+        empty = contexts[:0]
+        return cls(tuple(sizes), *(torch.cat([empty, *parts]) for parts in (owners, parents, tokens)), node)
+
+    def levels(self) -> Iterator[Level]:
+        for start, size in zip(self.starts, self.sizes, strict=False):
+            nodes = slice(start, start + size)
+            yield Level(nodes, self.parent[nodes], self.token[nodes])
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each level starts, and where the last one ends."""
+        return list(accumulate(self.sizes, initial=0))
+
+    @property
+    def ancestor(self) -> Int64[Tensor, " node"]:
+        """The parents' places among all nodes; −1 in the first level."""
+        if not self.sizes:
+            return self.parent
+        offsets = torch.tensor([0, *self.starts[:-2]], device=self.parent.device)
+        offset = offsets.repeat_interleave(torch.tensor(self.sizes, device=self.parent.device))
+        whole = self.parent + offset
+        whole[: self.sizes[0]] = -1
+        return whole
+
+    def pruned(self, used: Bool[Tensor, " node"]) -> "tuple[PrefixTree, Int64[Tensor, ' kept']]":
+        """The tree of the nodes that are used and of those that lead to them, and which nodes those are."""
+        needed = used.clone()
+        levels = list(self.levels())
+        for level, above in zip(levels[:0:-1], levels[-2::-1], strict=True):
+            needed[above.nodes][level.parent[needed[level.nodes]]] = True
+        kept = needed.nonzero().squeeze(1)
+        if len(kept) == len(needed):
+            return self, kept
+        place = torch.full((len(needed) + 1,), -1, dtype=torch.int64, device=kept.device)  # the last stands for −1
+        sizes, parents = [], []
+        for number, level in enumerate(levels):
+            of_level = needed[level.nodes].nonzero().squeeze(1)
+            parent = level.parent[of_level]
+            if number:
+                above = levels[number - 1].nodes
+                parent = place[above][parent] - sum(sizes[:-1])
+            if len(of_level) == 0:
+                break
+            place[level.nodes][of_level] = sum(sizes) + torch.arange(len(of_level), device=kept.device)
+            sizes.append(len(of_level))
+            parents.append(parent)
+        parent = torch.cat([self.parent[:0], *parents])
+        return PrefixTree(tuple(sizes), self.context[kept], parent, self.token[kept], place[self.node]), kept
+
+
+def merge(
+    group: Int64[Tensor, " row"], before: Int64[Tensor, " row"], token: Int64[Tensor, " row"]
+) -> tuple[Int64[Tensor, " row"], Int64[Tensor, " node"]]:
+    """Rows that come from the same place with the same token meet: the place of each row, and the first row of each.
+
+    Only rows of one ``group`` can meet; those of a group are consecutive.
+    """
+    if group.device.type == "cpu":
+        place, new = _merge_compiled(group.numpy(), before.numpy(), token.numpy())
+        return torch.from_numpy(place), torch.from_numpy(new)
+    # By the first row: unique numbers would be ordered by their codes.
+    pairs = torch.stack([before, token], 1)
+    _, code = pairs.unique(dim=0, return_inverse=True)
+    rows = torch.arange(len(code), device=code.device)
+    first = torch.full_like(code, len(code)).scatter_reduce_(0, code, rows, "amin")[code]
+    is_new = first == rows
+    return (is_new.cumsum(0) - 1)[first], is_new.nonzero().squeeze(1)
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _merge_compiled(group, before, token):
+    rows = len(group)
+    place, new = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    count, start = 0, 0
+    for r in range(rows):
+        if group[r] != group[start]:
+            start = r
+        place[r] = -1
+        for other in range(start, r):
+            if before[other] == before[r] and token[other] == token[r]:
+                place[r] = place[other]
+                break
+        if place[r] < 0:
+            place[r] = count
+            new[count] = r
+            count += 1
+    return place, new[:count].copy()
