@@ -4,25 +4,51 @@
 
 ``x`` holds the input's contribution to the four gates, in the order o, i, f, g, biases included. With five parts
 instead of four the cell is a maxout LSTM: the candidate is g = max(x_a + h W_a, x_b + h W_b), without a tanh.
+
+Single and double precision on the CPU run compiled loops (``lstm_cell``), all else plain PyTorch.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from corollout.policies import lstm_cell
+from corollout.row_threads import by_rows
 
+
+class Input(NamedTuple):
+    """A part of the rows' input to the gates: a table, and which of its entries each row has, by default its own."""
+
+    table: Float[Tensor, "entry gates"]
+    index: Int64[Tensor, " row"] | None = None
+
+
+@torch.no_grad()
 def lstm_step(
-    x: Float[Tensor, "row gates"],
+    x: Float[Tensor, "row gates"] | Sequence[Input],
     weight: Float[Tensor, "hidden gates"],
     h: Float[Tensor, "row hidden"],
     c: Float[Tensor, "row hidden"],
 ) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
     """One step without gradient: the new h and c."""
-    _, c, _, h = _step(x, weight, h, c)
-    return h, c
+    inputs = [Input(x)] if isinstance(x, Tensor) else x
+    _check(inputs, weight, len(h))
+    gates = h @ weight
+    if not _compiled(weight):
+        return _cell(sum((_rows(part, slice(None)) for part in inputs), gates), c)
+    after = gates.new_empty(2, *h.shape)
+    rows = np.arange(len(h))
+    array = _array(gates)
+    loop = partial(lstm_cell.forward, array, _NO_PLACES, *_tables(inputs, weight, len(h)), rows, _array(c), array)
+    by_rows(partial(loop, *_arrays(after[1], after[0])), weight.shape[1], rows)
+    return after[0], after[1]
 
 
 def lstm(
@@ -31,71 +57,213 @@ def lstm(
     h: Float[Tensor, "row hidden"],
     c: Float[Tensor, "row hidden"],
 ) -> Float[Tensor, "step row hidden"]:
-    """All steps, with gradient; h of every step.
+    """All steps, with gradient; h of every step."""
+    steps, rows, _ = x.shape
+    parent = torch.arange(rows, device=x.device).repeat(steps)
+    return lstm_levels([Input(x.flatten(0, 1))], weight, h, c, parent, [rows] * steps).view(steps, rows, h.shape[1])
 
-    The backward pass is written out: each step adds one small product, and the weight's gradient is one large product
-    over all steps at the end. Automatic differentiation would do one for each step.
+
+def lstm_levels(
+    inputs: Sequence[Input],
+    weight: Float[Tensor, "hidden gates"],
+    h: Float[Tensor, "root hidden"],
+    c: Float[Tensor, "root hidden"],
+    parent: Int64[Tensor, " row"],
+    sizes: Sequence[int],
+) -> Float[Tensor, "row hidden"]:
+    """A tree of steps, with gradient; h of every row. Level l has ``sizes[l]`` rows, one level after the other.
+
+    ``parent`` is the place of a row's predecessor in the level before, for level 0 in ``h`` and ``c``: rows may have the
+    same parent, and a parent may have no child. The gates are the sum of the inputs' entries and of the product of the
+    parent's h and the weight, which is computed once for each parent that has children.
+
+    The backward pass is written out: each level adds one small product, and the weight's gradient is one large product
+    over all parents at the end. Automatic differentiation would do one for each level.
     """
-    return _LSTM.apply(x, weight, h, c)
+    _check(inputs, weight, len(parent))
+    if sum(sizes) != len(parent):
+        raise ValueError(f"the levels' sizes add up to {sum(sizes)}, but there are {len(parent)} rows")
+    if not _compiled(weight):
+        return _levels(inputs, weight, h, c, parent, sizes)
+    return _Levels.apply(weight, h, c, parent, sizes, [part.index for part in inputs], *(part.table for part in inputs))
 
 
-def _step(x: Tensor, weight: Tensor, h: Tensor, c: Tensor, out: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
-    """The gates after their non-linearities, the new c, its tanh, and the new h, written to ``out`` if it is given."""
-    gates, new_c, squashed, new_h = out or (None, None, None, None)
-    hidden = h.shape[1]
-    gates = torch.addmm(x, h, weight, out=gates)
-    gates[:, : 3 * hidden].sigmoid_()
-    o, i, f, *parts = gates.split(hidden, 1)
-    g = torch.maximum(*parts) if len(parts) == 2 else parts[0].tanh_()
-    new_c = torch.mul(i, g, out=new_c).addcmul_(f, c)
-    squashed = torch.tanh(new_c, out=squashed)
-    return gates, new_c, squashed, torch.mul(o, squashed, out=new_h)
+def _check(inputs: Sequence[Input], weight: Tensor, rows: int) -> None:
+    if weight.shape[1] not in (4 * len(weight), 5 * len(weight)):
+        raise ValueError(f"{len(weight)} units need 4 or 5 times as many gates, not {weight.shape[1]}")
+    for number, (table, index) in enumerate(inputs):
+        if table.shape[1] != weight.shape[1]:
+            raise ValueError(f"input {number} has {table.shape[1]} gates, the weight {weight.shape[1]}")
+        if table.dtype != weight.dtype:
+            raise ValueError(f"input {number} is of {table.dtype}, the weight of {weight.dtype}")
+        if len(table if index is None else index) != rows:
+            raise ValueError(f"input {number} is of {len(table if index is None else index)} rows, not {rows}")
 
 
-class _LSTM(torch.autograd.Function):
+# Plain PyTorch.
+
+
+def _cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The new h and c."""
+    hidden = c.shape[1]
+    o, i, f = gates[:, : 3 * hidden].sigmoid().split(hidden, 1)
+    _, _, _, *parts = gates.split(hidden, 1)
+    g = torch.maximum(*parts) if len(parts) == 2 else parts[0].tanh()
+    c = f * c + i * g
+    return o * c.tanh(), c
+
+
+def _rows(part: Input, rows: slice) -> Tensor:
+    return part.table[rows] if part.index is None else part.table[part.index[rows]]
+
+
+def _levels(
+    inputs: Sequence[Input], weight: Tensor, h: Tensor, c: Tensor, parent: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    every_h = [h[:0]]
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        rows = slice(start, end)
+        gates = (h @ weight)[parent[rows]]
+        h, c = _cell(sum((_rows(part, rows) for part in inputs), gates), c[parent[rows]])
+        every_h.append(h)
+    return torch.cat(every_h)
+
+
+# Compiled.
+
+_NO_PLACES = np.empty(0, np.int64)
+
+
+def _compiled(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().numpy()
+
+
+def _arrays(*tensors: Tensor) -> list[np.ndarray]:
+    return [_array(tensor) for tensor in tensors]
+
+
+def _tables(
+    inputs: Sequence[Input], weight: Tensor, rows: int
+) -> tuple[int, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """The number of inputs, their tables and indices, filled up to two: loops are compiled for each number of arrays."""
+    tables = _arrays(*(table for table, _ in inputs))
+    indices = [np.arange(rows) if index is None else _array(index) for _, index in inputs]
+    for number, (table, index) in enumerate(zip(tables, indices, strict=True)):
+        if not lstm_cell.within(index, len(table)):
+            raise IndexError(f"an index of input {number} is not one of its {len(table)} entries")
+    missing = 2 - len(inputs)
+    return len(inputs), (*tables, *[_array(weight[:0])] * missing), (*indices, *[_NO_PLACES] * missing)
+
+
+class _Tree:
+    """Which rows have which parents; see ``lstm_cell.link``."""
+
+    def __init__(self, parent: Tensor, sizes: Sequence[int], roots: int):
+        self.parents, self.slots, self.order, self.starts, bounds = lstm_cell.link(
+            _array(parent), np.array(sizes, np.int64), roots
+        )
+        self.roots, self.rows = roots, len(parent)
+        self.used = len(self.starts) - 1
+        # Of each level: its rows, and the slots of their parents.
+        self.levels = list(pairwise(accumulate(sizes, initial=0)))
+        self.level_slots = list(pairwise([*bounds.tolist(), self.used]))
+        self.most = max((end - start for start, end in self.level_slots), default=0)
+        self.states = torch.from_numpy(np.flatnonzero(self.slots >= 0))  # of each slot
+        # Every row is its parent's only child, in the same order: gates may take the place of products.
+        self.alone = self.used == self.rows and bool((self.order == np.arange(self.rows)).all())
+        # Slots are those of the first states, so that their h need not be gathered.
+        self.aligned = bool((self.slots[: self.used] == np.arange(self.used)).all())
+        # Of each row, its parent's place among those of its level that have children.
+        first = np.repeat(bounds, np.array(sizes, np.int64))
+        self.places = _NO_PLACES if self.alone else self.slots[self.parents] - first
+
+    def at_roots(self, values: Tensor) -> Tensor:
+        """The values of the roots' slots at the roots, and 0 at those without children."""
+        slots = torch.from_numpy(self.slots[: self.roots])
+        out = values.new_zeros(self.roots, values.shape[1])
+        out[slots >= 0] = values[slots[slots >= 0]]
+        return out
+
+
+class _Levels(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> Tensor:
-        steps, rows, _ = x.shape
-        hs = x.new_empty(steps + 1, rows, h.shape[1])
-        cs, squashed, gates = torch.empty_like(hs), torch.empty_like(hs[1:]), torch.empty_like(x)
-        hs[0], cs[0] = h, c
-        for t in range(steps):
-            _step(x[t], weight, hs[t], cs[t], (gates[t], cs[t + 1], squashed[t], hs[t + 1]))
-        ctx.save_for_backward(gates, squashed, cs, hs, weight)
-        return hs[1:]
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        h: Tensor,
+        c: Tensor,
+        parent: Tensor,
+        sizes: Sequence[int],
+        indices: Sequence[Tensor | None],
+        *tables: Tensor,
+    ) -> Tensor:
+        tree = _Tree(parent, sizes, len(h))
+        hidden, width = weight.shape
+        all_h, all_c = weight.new_empty(2, tree.roots + tree.rows, hidden)
+        all_h[: tree.roots], all_c[: tree.roots] = h, c
+        parents_h = all_h[: tree.used] if tree.aligned else weight.new_empty(tree.used, hidden)
+        gates = weight.new_empty(tree.rows, width)
+        products = gates if tree.alone else weight.new_empty(tree.most, width)
+        loop = partial(
+            lstm_cell.forward,
+            _array(products),
+            tree.places,
+            *_tables(list(map(Input, tables, indices)), weight, tree.rows),
+            tree.parents,
+            *_arrays(all_c, gates, all_c[tree.roots :], all_h[tree.roots :]),
+        )
+        rows = np.arange(tree.rows)
+        for (start, end), (first, last) in zip(tree.levels, tree.level_slots, strict=True):
+            if not tree.aligned:
+                torch.index_select(all_h, 0, tree.states[first:last], out=parents_h[first:last])
+            product = gates[start:end] if tree.alone else products[: last - first]
+            torch.mm(parents_h[first:last], weight, out=product)
+            by_rows(loop, width, rows[start:end])
+        ctx.save_for_backward(gates, all_c, parents_h, weight)
+        ctx.tree, ctx.indices, ctx.entries = tree, indices, [len(table) for table in tables]
+        return all_h[tree.roots :]
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *outer: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        gates, squashed, cs, hs, weight = ctx.saved_tensors
-        steps, rows, hidden = squashed.shape
-        # What each step multiplies dh and dc with, for all steps at once.
-        o, i, f, *parts = gates.split(hidden, 2)
-        factors = torch.empty_like(gates).view(steps, rows, 3 + len(parts), hidden)
-        torch.mul(squashed, o * (1 - o), out=factors[:, :, 0])
-        if len(parts) == 2:
-            first = parts[0] >= parts[1]
-            g = torch.maximum(*parts)
-            torch.mul(i, first, out=factors[:, :, 3])
-            torch.mul(i, ~first, out=factors[:, :, 4])
-        else:
-            (g,) = parts
-            torch.mul(i, 1 - g * g, out=factors[:, :, 3])
-        torch.mul(g, i * (1 - i), out=factors[:, :, 1])
-        torch.mul(cs[:-1], f * (1 - f), out=factors[:, :, 2])
-        through = o * (1 - squashed * squashed)
-        dx = torch.empty_like(factors)
-        dh, dc = torch.zeros_like(hs[0]), torch.zeros_like(hs[0])
-        back = weight.t()
-        for t in reversed(range(steps)):
-            dh = dh + outer[0][t]
-            dc = torch.addcmul(dc, dh, through[t])
-            torch.mul(dh, factors[t, :, 0], out=dx[t, :, 0])
-            torch.mul(dc[:, None], factors[t, :, 1:], out=dx[t, :, 1:])
-            dh = dx[t].flatten(1) @ back
-            dc = dc * f[t]
-        dx = dx.flatten(2)
-        dweight = hs[:-1].flatten(0, 1).t() @ dx.flatten(0, 1)
-        return dx, dweight, dh, dc
+    ) -> tuple[Tensor | None, ...]:
+        gates, all_c, parents_h, weight = ctx.saved_tensors
+        tree: _Tree = ctx.tree
+        hidden, width = weight.shape
+        if _keeps_graph():
+            gates = gates.clone()
+        for_weight, for_h, for_c, _, _, _, *for_tables = ctx.needs_input_grad
+        d_tables: list[Tensor | None] = [None] * len(for_tables)
+        summed = []
+        for number in np.flatnonzero(for_tables):
+            if ctx.indices[number] is not None:
+                summed.append(Input(weight.new_zeros(ctx.entries[number], width), ctx.indices[number]))
+                d_tables[number] = summed[-1].table
+        d_products = gates if tree.alone else weight.new_empty(tree.used, width)
+        dh, dc, d_before = weight.new_empty(3, tree.most, hidden)
+        rows = (*_arrays(gates, all_c[tree.roots :], all_c), tree.parents, _array(outer[0]), tree.slots[tree.roots :])
+        tables = _tables(summed, weight, tree.rows)
+        for level, (first, last) in reversed(list(enumerate(tree.level_slots))):
+            sums = (not tree.alone, *_arrays(d_products[first:last], d_before))
+            parents = (tree.order, tree.starts[first : last + 1])
+            lstm_cell.backward(*rows, last, *_arrays(dh, dc), *parents, *sums, *tables)
+            dc, d_before = d_before, dc
+            if level or for_h:
+                torch.mm(d_products[first:last], weight.t(), out=dh[: last - first])
+        d_weight = parents_h.t() @ d_products if for_weight else None
+        # The gates are the gradient of their sums now.
+        for number in np.flatnonzero(for_tables):
+            if ctx.indices[number] is None:
+                d_tables[number] = gates if all(other is not gates for other in d_tables) else gates.clone()
+        d_h, d_c = (tree.at_roots(values) if wanted else None for values, wanted in ((dh, for_h), (dc, for_c)))
+        return d_weight, d_h, d_c, None, None, None, *d_tables
+
+
+def _keeps_graph() -> bool:
+    """Whether the graph may be differentiated again, so that what it saved must stay as it is."""
+    return getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)()
