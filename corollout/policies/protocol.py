@@ -15,6 +15,12 @@ of such tensors. Then the engine gathers, repeats, drops and joins rows by itsel
 
 ``step`` must leave the state that it was given as it was: branches start from it later.
 
+A policy may offer more, and is then faster and needs less memory; the results are the same:
+
+    hidden_states(memory, tree) -> hidden     what the last layer reads, for each prefix of a ``PrefixTree``
+    read_out(tree) -> ReadOut                 the weights of that layer (not with a head of its own)
+    state.rewind(steps) -> state              of a state that only grows: what it was so many steps ago
+
 A head turns the policy's output into tokens, probabilities and the logits that gradients are for. Without one, outputs
 are logits over the whole vocabulary, a softmax; a policy whose attribute ``head`` is a ``Head`` outputs what that head
 reads. ``logits`` always means the numbers that an estimate differentiates with respect to: V of them for each token of
@@ -76,6 +82,40 @@ def concat(nests: Sequence[Nest]) -> Nest:
 def detach(nest: Nest) -> Nest:
     """The same memory, cut off from the graph."""
     return _map([nest], "detach", lambda tensors: tensors[0].detach(), lambda objects: objects[0].detach())
+
+
+def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None] | None]:
+    """The same memory cut off from the graph, but with gradients, and a function that passes these on to the graph.
+
+    A memory that is used for several backward passes then needs only one itself. For objects that bring ``detach``
+    their graph is kept instead.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def cut(tensors: list[Tensor]) -> Tensor:
+        tensor = tensors[0]
+        if not tensor.requires_grad:
+            return tensor
+        leaf = tensor.detach().requires_grad_()
+        pairs.append((tensor, leaf))
+        return leaf
+
+    def pass_on() -> None:
+        used = [(tensor, leaf.grad) for tensor, leaf in pairs if leaf.grad is not None]
+        torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+
+    return _map([nest], "detach", cut, lambda objects: _leaf_object(objects[0], cut)), pass_on
+
+
+def _leaf_object(thing: Any, cut: Callable[[list[Tensor]], Tensor]) -> Any:
+    """An object that brings ``detach``, with its tensors cut off, if it is a dataclass."""
+    if not is_dataclass(thing) or isinstance(thing, type):
+        raise PolicyError(
+            f"a memory contains a {type(thing).__name__}, which scoring in several micro-batches cannot take apart: "
+            f"make it a dataclass of tensors, or give the policy hidden_states(memory, tree) and read_out(tree)"
+        )
+    parts = {f.name: getattr(thing, f.name) for f in fields(thing)}
+    return replace(thing, **{name: cut([part]) if isinstance(part, Tensor) else part for name, part in parts.items()})
 
 
 def _map(nests: Sequence[Any], method: str, on_tensors: Callable[[Any], Any], on_objects: Callable[[Any], Any]) -> Any:

@@ -6,6 +6,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from corollout.policies.protocol import select
+from corollout.policies.read_out import ReadOut
+from corollout.prefix_tree import PrefixTree
+
 State = tuple[Float[Tensor, "row layer hidden"], ...]
 
 
@@ -79,6 +83,19 @@ class RecurrentPolicy(nn.Module):
         constant, recurrent = self.start(memory)
         y, _ = self._run(self.embedding(tokens) + constant[:, None], recurrent)
         return self.output(self.dropout(y))
+
+    def hidden_states(self, memory: dict[str, Tensor], tree: PrefixTree) -> Float[Tensor, "prefix hidden"]:
+        constant, recurrent = self.start(memory)
+        hidden = []
+        for level in tree.levels():
+            recurrent = select(recurrent, level.parent)
+            x = self.embedding(level.token) + constant[tree.context[level.nodes]]
+            y, recurrent = self._run(x[:, None], recurrent)
+            hidden.append(y[:, 0])
+        return self.dropout(torch.cat(hidden))
+
+    def read_out(self, tree: PrefixTree) -> ReadOut:
+        return ReadOut(self.output.weight, self.output.bias)
 
     def _run(self, x: Float[Tensor, "row step hidden"], recurrent: State) -> tuple[Tensor, State]:
         # nn.LSTM wants layers first; our states have rows first.

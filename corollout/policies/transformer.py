@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from corollout.errors import InputError
+from corollout.policies.protocol import select
+from corollout.policies.read_out import ReadOut
+from corollout.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,12 @@ class Cache:
     values: list[Float[Tensor, "row head position width"]]
     real: Bool[Tensor, "row position"]
     length: Int64[Tensor, " row"]  # without padding: the position of the next token
+
+    def rewind(self, steps: int) -> "Cache":
+        """What the cache was before the last tokens."""
+        keep = self.real.shape[1] - steps
+        keys, values = ([part[:, :, :keep] for part in parts] for parts in (self.keys, self.values))
+        return Cache(keys, values, self.real[:, :keep], self.length - self.real[:, keep:].sum(1))
 
 
 class TransformerPolicy(nn.Module):
@@ -68,6 +77,50 @@ class TransformerPolicy(nn.Module):
     def score(self, memory: Cache, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         return self.output(self._read(memory, self.embedding(tokens))[0])
 
+    def hidden_states(self, memory: Cache, tree: PrefixTree) -> Float[Tensor, "prefix width"]:
+        """Each context's prefixes as one row of positions, in which a prefix sees the tokens that lead to it."""
+        contexts = tree.context[: tree.sizes[0]]  # one prefix of the first level for each
+        column = torch.empty(int(tree.context.max()) + 1, dtype=torch.int64, device=contexts.device)
+        column[contexts] = torch.arange(len(contexts), device=contexts.device)
+        row = column[tree.context]
+        # Prefixes are numbered within their contexts, parents before children.
+        order = row.argsort(stable=True)
+        counts = row.bincount(minlength=len(contexts))
+        place = torch.empty_like(order)
+        first = counts.cumsum(0) - counts
+        place[order] = torch.arange(len(order), device=order.device) - first[row[order]]
+        width = int(counts.max())
+        seen = torch.zeros(len(tree), width, dtype=torch.bool, device=order.device)
+        depth = torch.empty_like(place)
+        above: slice | None = None
+        for number, level in enumerate(tree.levels()):
+            if above is not None:
+                seen[level.nodes] = seen[above][level.parent]
+            depth[level.nodes] = number
+            above = level.nodes
+            seen[torch.arange(level.nodes.start, level.nodes.stop, device=order.device), place[level.nodes]] = True
+        cache = select(memory, contexts)
+        position = cache.length[row] + depth
+        self._check_positions(position)
+        x = self.embedding.weight.new_zeros(len(contexts), width, self.embedding.embedding_dim)
+        x = x.index_put((row, place), self.embedding(tree.token) + self.positions(position))
+        among = torch.eye(width, dtype=torch.bool, device=order.device).repeat(len(contexts), 1, 1)
+        among[row, place] = seen
+        visible = torch.cat([cache.real[:, None].expand(-1, width, -1), among], 2)
+        for block, k, v in zip(self._blocks(), cache.keys, cache.values, strict=True):
+            x, _, _ = block(x, k, v, visible[:, None])
+        return self.norm(x)[row, place]
+
+    def read_out(self, tree: PrefixTree) -> ReadOut:
+        return ReadOut(self.output.weight, self.output.bias)
+
+    def _check_positions(self, position: Int64[Tensor, "..."]) -> None:
+        if position.numel() and int(position.max()) >= self.positions.num_embeddings:
+            raise InputError(
+                f"context and sequence have {int(position.max()) + 1} tokens together, but the transformer was "
+                f"made for max_positions={self.positions.num_embeddings}"
+            )
+
     def _read(
         self, cache: Cache, x: Float[Tensor, "row new width"], real: Bool[Tensor, "row new"] | None = None
     ) -> tuple[Float[Tensor, "row new width"], Cache]:
@@ -76,11 +129,7 @@ class TransformerPolicy(nn.Module):
         if real is None:
             real = torch.ones(rows, new, dtype=torch.bool, device=x.device)
         position = cache.length[:, None] + real.long().cumsum(1) - 1
-        if position.numel() and int(position.max()) >= self.positions.num_embeddings:
-            raise InputError(
-                f"context and sequence have {int(position.max()) + 1} tokens together, but the transformer was "
-                f"made for max_positions={self.positions.num_embeddings}"
-            )
+        self._check_positions(position)
         x = x + self.positions(position.clamp(min=0))
         every = torch.cat([cache.real, real], 1)
         old = cache.real.shape[1]

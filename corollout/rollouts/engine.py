@@ -83,6 +83,7 @@ class Engine:
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
+        self.output_width: int | None = None  # of the policy's outputs, once it has put out something
 
     @torch.no_grad()
     def decode(self, context: Any, examples: Contexts, sampler: Sampler, noise: Noise) -> Mains:
@@ -350,6 +351,7 @@ class Engine:
                 f"policy.step returned logits of shape {list(outputs.shape)} for {len(tokens)} rows; "
                 f"it must return [rows, V]"
             )
+        self.output_width = outputs.shape[1]
         return outputs, state
 
 

@@ -7,22 +7,26 @@ batch, estimate, backward, clip, step, metrics.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain, count, islice
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from corollout.data import Batch, Columns
-from corollout.errors import InputError, PolicyError
+from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto, Estimator, Plan, make_estimator
 from corollout.events import Callback, Event, ignore
 from corollout.noise import Noise
-from corollout.policies import detach, evaluation_mode, select
+from corollout.policies import detach, evaluation_mode
 from corollout.rewards import Reward, RewardFunction
-from corollout.rollouts import Engine, score_tolerance
+from corollout.rollouts import Engine
+from corollout.rollouts.watch import Look, Reads
 from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, RunningVariance, flat_gradient
 from corollout.training.checkpoints import State
+from corollout.training.scoring import Scoring, check_scores, score, score_rows
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 
@@ -34,28 +38,46 @@ class Estimate:
     plan: Plan
     completed: Sequences  # the branches' sequences
     rewards: Float[Tensor, " source"]  # of the main trajectories, then of the branches; NaN: skipped
-    logits: Float[Tensor, "row step vocab"]  # with graph
-    gradient: Float[Tensor, "row step vocab"]  # estimate of d reward / d logits; a context's rows add up
     contexts: int
     cost: Cost
+    scoring: Scoring
+    engine: Engine
+    memory: Any
     seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
 
     def backward(self) -> None:
         """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
         started = time.perf_counter()
-        self.logits.backward(gradient=(-self.gradient / max(self.contexts, 1)).to(self.logits.dtype))
+        with evaluation_mode(self.engine.policy):
+            self.scoring.backward(-1 / max(self.contexts, 1))
         self.seconds["backward"] = time.perf_counter() - started
 
     def updated(self, estimator: Estimator) -> Estimator:
         """The estimator that made this estimate, with what it learns from it."""
         if not isinstance(estimator, Adaptive):
             return estimator
-        return estimator.updated(self.plan, self.rewards, full_precision(self.logits.detach()))
+        return estimator.updated(self.plan, self.rewards, self.scoring.scores)
 
     @property
     def mean_reward(self) -> float:
         """The mean reward of the main trajectories."""
         return float(self.rewards[: len(self.trajectories.tokens)].nanmean())
+
+    @property
+    def logits(self) -> Float[Tensor, "row step vocab"]:
+        """All logits of the main trajectories by the policy's present weights: to look at, an update never needs them.
+
+        Zero beyond a row's length.
+        """
+        trajectories = self.trajectories
+        with torch.no_grad(), evaluation_mode(self.engine.policy):
+            outputs = score_rows(self.engine, self.memory, trajectories, trajectories.contexts)
+            return self.engine.head.logits(outputs, trajectories.tokens)
+
+    @property
+    def gradient(self) -> Float[Tensor, "row step vocab"]:
+        """The estimate of d reward / d logits, all of it; a context's rows add up."""
+        return self.plan.gradient(self.rewards, full_precision(self.logits))
 
 
 def estimate(
@@ -79,7 +101,7 @@ def estimate(
     policy, stopwatch = engine.policy, _Stopwatch()
     with evaluation_mode(policy):
         memory = policy.encode(batch.context)
-        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise)
+        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, _reads(estimator, noise))
         trajectories = mains.trajectories
         stopwatch.lap("sample")
         plan = estimator.plan(trajectories, noise)
@@ -96,17 +118,32 @@ def estimate(
         )
         rewards = scores.values.to(trajectories.tokens.device)
         stopwatch.lap("reward")
-        outputs = policy.score(select(memory, trajectories.contexts), engine.score_inputs(trajectories))
-        if outputs.shape[:2] != trajectories.tokens.shape:
-            raise _wrong_shape(outputs, trajectories)
-        logits = engine.head.logits(outputs, trajectories.tokens)
         if check_score:
-            _check_score(engine, logits.detach(), trajectories)
+            check_scores(engine, memory, mains)
             engine.check_states(mains)
-        gradient = plan.gradient(rewards, full_precision(logits.detach()))
+        scoring = score(engine, memory, mains, plan, rewards)
         stopwatch.lap("score")
-    cost = Cost(mains.tokens + completions.tokens, mains.tokens, len(plan.branches), scores.calls)
-    return Estimate(trajectories, plan, completed, rewards, logits, gradient, len(batch), cost, stopwatch.seconds)
+    main_tokens = int(trajectories.lengths.sum())
+    cost = Cost(
+        tokens=mains.tokens + completions.tokens,
+        main_tokens=main_tokens,
+        rollouts=len(plan.branches),
+        reward_calls=scores.calls,
+        scored_tokens=scoring.tokens,
+        saved_tokens=max(main_tokens - mains.tokens, 0)
+        + completions.unshared
+        - completions.tokens
+        + main_tokens
+        - scoring.tokens,
+    )
+    return Estimate(
+        trajectories, plan, completed, rewards, len(batch), cost, scoring, engine, detach(memory), stopwatch.seconds
+    )
+
+
+def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:
+    """What the rollout engine keeps of the logits for an estimator."""
+    return partial(estimator.take_notes, noise=noise) if estimator.reads == "notes" else estimator.reads
 
 
 def as_reward(reward: Reward | RewardFunction) -> Reward:
@@ -115,28 +152,6 @@ def as_reward(reward: Reward | RewardFunction) -> Reward:
 
 def as_estimator(estimator: Estimator | str) -> Estimator:
     return make_estimator(estimator) if isinstance(estimator, str) else estimator
-
-
-def _check_score(engine: Engine, scored: Float[Tensor, "row step vocab"], trajectories: Trajectories) -> None:
-    sampled = trajectories.logits
-    if sampled.shape[2] == 0:  # a beam keeps no logits
-        return
-    if scored.shape != sampled.shape:
-        raise _wrong_shape(scored, trajectories)
-    # Log-probabilities of the tokens that were drawn: they are finite, and unaffected by a shift of the logits.
-    gap = torch.where(trajectories.mask, engine.head.gap(scored, sampled, trajectories.tokens), 0.0)
-    if not bool((gap <= score_tolerance(scored.dtype)).all()):
-        row, step = divmod(int(gap.nan_to_num(torch.inf).argmax()), gap.shape[1])
-        raise PolicyError(
-            f"policy.score and policy.step disagree: for example {int(trajectories.examples[row])} the log-probability "
-            f"of the token at step {step} differs by {float(gap[row, step]):.3g}; score(memory, tokens)[:, t] must be "
-            f"what step returns after tokens 0 … t"
-        )
-
-
-def _wrong_shape(scored: Tensor, trajectories: Trajectories) -> PolicyError:
-    shapes = f"{list(scored.shape)} where policy.step gave {list(trajectories.logits.shape)}"
-    return PolicyError(f"policy.score returned logits of shape {shapes}")
 
 
 class _Stopwatch:

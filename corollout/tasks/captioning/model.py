@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
 from corollout.config import option
-from corollout.policies.lstm import lstm, lstm_step
+from corollout.policies.lstm import Input, lstm, lstm_levels, lstm_step
+from corollout.policies.read_out import ReadOut
 from corollout.policies.tree_head import TreeHead
+from corollout.prefix_tree import PrefixTree
 from corollout.trees import Tree
 
 State = tuple[Tensor, Tensor]
@@ -92,7 +94,8 @@ class CaptionPolicy(nn.Module):
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row output"], State]:
         if torch.is_grad_enabled():
             raise RuntimeError("CaptionPolicy.step has no gradient: call it in torch.no_grad(), or use score")
-        h, c = lstm_step(self._gates(tokens), self.recurrent, *state)
+        words, index = tokens.unique(return_inverse=True)
+        h, c = lstm_step([Input(self._projected(embedding(words, self.embedding)), index)], self.recurrent, *state)
         return self._read_out(h), (h, c)
 
     def score(self, memory: Gates, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step output"]:
@@ -100,6 +103,22 @@ class CaptionPolicy(nn.Module):
         nothing = x.new_zeros(len(tokens), self.hidden)
         h = lstm(x, self.recurrent, nothing, nothing)[1:].transpose(0, 1)
         return self._read_out(dropout(h, self.dropout, self.training))
+
+    def hidden_states(self, memory: Gates, tree: PrefixTree) -> Float[Tensor, "prefix hidden"]:
+        images = tree.context[: tree.sizes[0]]  # one prefix of the first level for each
+        words, index = tree.token.unique(return_inverse=True)
+        table = torch.cat([memory, self._projected(embedding(words, self.embedding))])
+        inputs = [Input(table, torch.cat([images, len(memory) + index]))]
+        # The image is a level of its own, before all words.
+        parent = tree.parent.clone()
+        parent[: len(images)] = torch.arange(len(images), device=images.device)
+        parent = torch.cat([torch.zeros_like(images), parent])
+        nothing = table.new_zeros(1, self.hidden)
+        h = lstm_levels(inputs, self.recurrent, nothing, nothing, parent, [len(images), *tree.sizes])
+        return dropout(h[len(images) :], self.dropout, self.training)
+
+    def read_out(self, tree: PrefixTree) -> ReadOut:
+        return ReadOut(self.output, self.output_bias)
 
     def _read_out(self, h: Float[Tensor, "... hidden"]) -> Float[Tensor, "... output"]:
         return h if self.head is not None else linear(h, self.output, self.output_bias)

@@ -8,16 +8,19 @@ With the grammar, tokens that are not allowed have the logit −inf, in ``step``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
-from torch.nn.functional import embedding, relu
+from torch.nn.functional import relu
 
-from corollout.policies.lstm import lstm, lstm_step
+from corollout.policies.lstm import Input, lstm_levels, lstm_step
+from corollout.policies.protocol import select
+from corollout.policies.read_out import ReadOut
+from corollout.prefix_tree import PrefixTree
 from corollout.tasks.karel.grammar import Grammar, GrammarState
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, WALL, Grids
 from corollout.tasks.karel.language import TOKENS
@@ -84,24 +87,40 @@ class PairEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class Constants:
-    """The constant part of the gates of each row: a table, and the index of each row in it."""
+    """What the first layer's gates get from each row's pairs, a table and the index of each row in it, and from each
+    token of the vocabulary.
+    """
 
     table: Float[Tensor, "context pair gates"]
     index: Int64[Tensor, " row"]
+    tokens: Float[Tensor, "vocab gates"]
 
     def select(self, rows: Int64[Tensor, " row"]) -> "Constants":
-        return Constants(self.table, self.index[rows])
+        return replace(self, index=self.index[rows])
 
     def detach(self) -> "Constants":
-        return Constants(self.table.detach(), self.index)
+        return Constants(self.table.detach(), self.index, self.tokens.detach())
 
     @staticmethod
     def concat(parts: Sequence["Constants"]) -> "Constants":
         if all(part.table is parts[0].table for part in parts):
-            return Constants(parts[0].table, torch.cat([part.index for part in parts]))
+            return replace(parts[0], index=torch.cat([part.index for part in parts]))
         offsets = accumulate([len(part.table) for part in parts], initial=0)
         indices = [part.index + offset for part, offset in zip(parts, offsets, strict=False)]
-        return Constants(torch.cat([part.table for part in parts]), torch.cat(indices))
+        return Constants(torch.cat([part.table for part in parts]), torch.cat(indices), parts[0].tokens)
+
+    def inputs(self, rows: Int64[Tensor, " row"], tokens: Int64[Tensor, " row"]) -> list[Input]:
+        """The inputs of the first layer, for each pair of some rows that read these tokens."""
+        pairs = self.table.shape[1]
+        return [
+            Input(self.tokens, tokens.repeat_interleave(pairs)),
+            Input(self.table.flatten(0, 1), by_pair(self.index[rows], pairs)),
+        ]
+
+
+def by_pair(rows: Int64[Tensor, " row"], pairs: int) -> Int64[Tensor, " pair_row"]:
+    """The places of the pairs of some rows, where the pairs of a row are consecutive."""
+    return (rows[:, None] * pairs + torch.arange(pairs, device=rows.device)).flatten()
 
 
 class KarelPolicy(nn.Module):
@@ -146,7 +165,9 @@ class KarelPolicy(nn.Module):
         rows, pairs = context.shape[:2]
         vectors = self.encoder(context.flatten(0, 1))
         table = (vectors @ self.from_pair + self.bias[0].sum(0)).view(rows, pairs, -1)
-        return Constants(table, torch.arange(rows, device=context.device))
+        # The part of each token in the gates: cheaper than a product for each row.
+        tokens = self.embedding.weight @ self.from_token
+        return Constants(table, torch.arange(rows, device=context.device), tokens)
 
     def start(self, memory: Constants) -> State:
         shape = (len(memory.index), memory.table.shape[1], self.hidden)
@@ -158,14 +179,13 @@ class KarelPolicy(nn.Module):
             raise RuntimeError("KarelPolicy.step samples without gradient: call it under torch.no_grad(), or use score")
         memory, layers, grammar_state = state
         pairs = memory.table.shape[1]
-        x = (self._token_gates()[tokens][:, None] + memory.table[memory.index]).flatten(0, 1)
+        inputs = memory.inputs(torch.arange(len(tokens), device=tokens.device), tokens)
         after = []
         for layer, (h, c) in enumerate(layers):
-            if layer:
-                x = torch.addmm(self.bias[layer].sum(0), x, self.from_below[layer - 1])
-            h, c = lstm_step(x, self.recurrent[layer], h.flatten(0, 1), c.flatten(0, 1))
+            h, c = lstm_step(inputs, self.recurrent[layer], h.flatten(0, 1), c.flatten(0, 1))
             after.append((h.unflatten(0, (-1, pairs)), c.unflatten(0, (-1, pairs))))
-            x = h
+            if layer + 1 < len(layers):
+                inputs = [Input(self._upwards(layer, h))]
         logits = self.output(after[-1][0].amax(1))
         if self.grammar is not None and grammar_state is not None:
             grammar_state = self.grammar.advance(grammar_state, tokens)
@@ -174,21 +194,46 @@ class KarelPolicy(nn.Module):
 
     def score(self, memory: Constants, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         rows, steps = tokens.shape
-        pairs = memory.table.shape[1]
-        x = embedding(tokens.t(), self._token_gates())[:, :, None] + memory.table[memory.index]
-        x = x.flatten(1, 2)
-        for layer, (h, c) in enumerate(self.first):
-            if layer:
-                x = torch.addmm(self.bias[layer].sum(0), x.flatten(0, 1), self.from_below[layer - 1])
-                x = x.view(steps, rows * pairs, -1)
-            shape = (rows * pairs, self.hidden)
-            x = lstm(x, self.recurrent[layer], h.expand(shape), c.expand(shape))
-        pooled = x.view(steps, rows, pairs, -1).amax(2)
-        logits = self.output(pooled).transpose(0, 1)
+        every = torch.arange(rows, device=tokens.device)
+        inputs = memory.inputs(every.repeat(steps), tokens.t().flatten())
+        pooled = self._run(inputs, memory.table.shape[1], every.repeat(steps), [rows] * steps)
+        logits = self.output(pooled).view(steps, rows, -1).transpose(0, 1)
         if self.grammar is not None:
             logits = logits.masked_fill(~self.grammar.allowed_after(tokens), -torch.inf)
         return logits
 
-    def _token_gates(self) -> Float[Tensor, "vocab gates"]:
-        """The part of each token in the first layer's gates: cheaper than a product for each row."""
-        return self.embedding.weight @ self.from_token
+    def hidden_states(self, memory: Constants, tree: PrefixTree) -> Float[Tensor, "prefix hidden"]:
+        inputs = memory.inputs(tree.context, tree.token)
+        return self._run(inputs, memory.table.shape[1], tree.parent, tree.sizes)
+
+    def read_out(self, tree: PrefixTree) -> ReadOut:
+        return ReadOut(self.output.weight, self.output.bias, self._allowed(tree))
+
+    def _run(
+        self, inputs: Sequence[Input], pairs: int, parent: Int64[Tensor, " row"], sizes: Sequence[int]
+    ) -> Float[Tensor, "row hidden"]:
+        """The last layer's state of each row, the maximum over pairs, with gradient; see ``lstm_levels``."""
+        parents = by_pair(parent, pairs)
+        parents[: sizes[0] * pairs] = 0  # all begin in the same state
+        x, of_pairs = parents, [size * pairs for size in sizes]
+        for layer, (h, c) in enumerate(self.first):
+            x = lstm_levels(inputs, self.recurrent[layer], h[None], c[None], parents, of_pairs)
+            if layer + 1 < len(self.first):
+                inputs = [Input(self._upwards(layer, x))]
+        # The maximum's gradient goes to one of the pairs, which is cheaper than to find all that are equal.
+        return x.view(-1, pairs, self.hidden).max(1).values
+
+    def _upwards(self, layer: int, h: Float[Tensor, "row hidden"]) -> Float[Tensor, "row gates"]:
+        """What the next layer's gates get from a layer's state."""
+        return torch.addmm(self.bias[layer + 1].sum(0), h, self.from_below[layer])
+
+    def _allowed(self, tree: PrefixTree) -> Bool[Tensor, "prefix vocab"] | None:
+        """The tokens that the grammar allows after each prefix."""
+        if self.grammar is None or not tree.sizes:
+            return None
+        state, allowed = self.grammar.start(tree.sizes[0]), []
+        for number, level in enumerate(tree.levels()):
+            state = select(state, level.parent) if number else state
+            state = self.grammar.advance(state, level.token)
+            allowed.append(self.grammar.allowed(state))
+        return torch.cat(allowed)
