@@ -174,7 +174,8 @@ class BeamExpectation(Estimator):
 class SelfCritic(Estimator):
     """Self-critical sequence training: the reward of the greedy sequence is the baseline (Rennie et al. 2017).
 
-    Unbiased. The greedy sequence is completed from the step where the sampled one first leaves it.
+    Unbiased. The greedy sequence of a context is completed once, from the last step at which a sample leaves it; if a
+    sample never does, it is the greedy sequence.
     """
 
     names = ("sc", "self-critic", "scst", "bt-sc")
@@ -192,7 +193,7 @@ class SelfCritic(Estimator):
         return Sampler("sample", self.samples)
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
-        baseline, branches = _greedy_baselines(trajectories, first_only=True)
+        baseline, branches = _greedy_sequences(trajectories)
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         return ContrastPlan(
             branches=branches,
@@ -200,7 +201,7 @@ class SelfCritic(Estimator):
             step=steps,
             token=trajectories.tokens[rows, steps],
             plus=rows,
-            minus=baseline[rows, 0],
+            minus=baseline[rows],
             weight=_ones(trajectories)[rows] / self.samples,
             centre="policy",
             decisions=trajectories.decisions,
@@ -239,7 +240,7 @@ class MonteCarlo(Estimator):
         return Sampler("sample", self.samples)
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
-        baseline, greedy = _greedy_baselines(trajectories, first_only=False)
+        baseline, greedy = _greedy_baselines(trajectories)
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         tokens = trajectories.tokens[rows, steps]
         copies = max(self.completions, 1)
@@ -266,19 +267,37 @@ class MonteCarlo(Estimator):
         )
 
 
-def _greedy_baselines(trajectories: Trajectories, first_only: bool) -> tuple[Int64[Tensor, "row step"], Branches]:
+def _greedy_sequences(trajectories: Trajectories) -> tuple[Int64[Tensor, " row"], Branches]:
+    """The source of the reward of the greedy sequence of each row's context, and the branches this needs."""
+    mask, contexts = trajectories.mask, trajectories.contexts
+    rows, width = mask.shape
+    greedy = _greedy_tokens(trajectories)
+    row = torch.arange(rows, device=mask.device)
+    leaves = mask & (greedy != trajectories.tokens)
+    step = torch.where(leaves.any(1), leaves.long().argmax(1), width)  # `width`: never
+    count = int(contexts.max()) + 1 if rows else 0
+    latest = step.new_zeros(count).scatter_reduce(0, contexts, step, "amax", include_self=False)
+    last = step == latest[contexts]
+    chosen = row.new_full((count,), rows).scatter_reduce(0, contexts, torch.where(last, row, rows), "amin")
+    starts = chosen[(latest < width) & (chosen < rows)]  # a context may have no row
+    source = torch.cat([row, row.new_zeros(1)])
+    source[starts] = rows + torch.arange(len(starts), device=mask.device)
+    return source[chosen][contexts], Branches.of(
+        starts, step[starts], greedy[starts, step[starts]], greedy=True
+    )
+
+
+def _greedy_baselines(trajectories: Trajectories) -> tuple[Int64[Tensor, "row step"], Branches]:
     """For each step the source of the reward of the greedy completion of z_{1:t−1}, and the branches this needs.
 
     As long as z follows the greedy choice, all its prefixes have the same greedy completion. So there is one branch,
     with the greedy token, for each step at which z leaves the greedy path; the baseline of a step is the next such
-    branch, or the main trajectory if there is none. ``first_only`` keeps only the branch for the first step.
+    branch, or the main trajectory if there is none.
     """
     mask = trajectories.mask
     rows, width = mask.shape
     greedy = _greedy_tokens(trajectories)
     leaves = mask & (greedy != trajectories.tokens)
-    if first_only:
-        leaves &= leaves.cumsum(1) == 1
     row, step = leaves.nonzero(as_tuple=True)
     number = torch.full((rows, width + 1), width, dtype=torch.int64, device=mask.device)
     number[:, :width] = torch.where(leaves, torch.arange(width, device=mask.device), width)
