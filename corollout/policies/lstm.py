@@ -27,7 +27,7 @@ class Input(NamedTuple):
     """A part of the rows' input to the gates: a table, and which of its entries each row has, by default its own."""
 
     table: Float[Tensor, "entry gates"]
-    index: Int64[Tensor, " row"] | None = None
+    index: Int64[Tensor, " row"] | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def lstm_step(
 ) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
     """One step without gradient: the new h and c."""
     inputs = [Input(x)] if isinstance(x, Tensor) else x
-    _check(inputs, weight, len(h))
+    _check(inputs, weight, h, c, len(h))
     gates = h @ weight
     if not _compiled(weight):
         return _cell(sum((_rows(part, slice(None)) for part in inputs), gates), c)
@@ -73,14 +73,14 @@ def lstm_levels(
 ) -> Float[Tensor, "row hidden"]:
     """A tree of steps, with gradient; h of every row. Level l has ``sizes[l]`` rows, one level after the other.
 
-    ``parent`` is the place of a row's predecessor in the level before, for level 0 in ``h`` and ``c``: rows may have the
-    same parent, and a parent may have no child. The gates are the sum of the inputs' entries and of the product of the
-    parent's h and the weight, which is computed once for each parent that has children.
+    ``parent`` is the place of a row's predecessor in the level before, for level 0 in ``h`` and ``c``: several rows may
+    have the same parent, and a parent may have no child. The gates are the sum of the inputs' entries and of the
+    product of the parent's h and the weight, which is computed once for each parent that has children.
 
     The backward pass is written out: each level adds one small product, and the weight's gradient is one large product
     over all parents at the end. Automatic differentiation would do one for each level.
     """
-    _check(inputs, weight, len(parent))
+    _check(inputs, weight, h, c, len(parent))
     if sum(sizes) != len(parent):
         raise ValueError(f"the levels' sizes add up to {sum(sizes)}, but there are {len(parent)} rows")
     if not _compiled(weight):
@@ -88,16 +88,21 @@ def lstm_levels(
     return _Levels.apply(weight, h, c, parent, sizes, [part.index for part in inputs], *(part.table for part in inputs))
 
 
-def _check(inputs: Sequence[Input], weight: Tensor, rows: int) -> None:
-    if weight.shape[1] not in (4 * len(weight), 5 * len(weight)):
-        raise ValueError(f"{len(weight)} units need 4 or 5 times as many gates, not {weight.shape[1]}")
+def _check(inputs: Sequence[Input], weight: Tensor, h: Tensor, c: Tensor, rows: int) -> None:
+    hidden, gates = weight.shape
+    if gates not in (4 * hidden, 5 * hidden):
+        raise ValueError(f"{hidden} units need 4 or 5 times as many gates, not {gates}")
+    for name, tensor in (("h", h), ("c", c), *((f"input {k}", part.table) for k, part in enumerate(inputs))):
+        if tensor.dtype != weight.dtype:
+            raise ValueError(f"{name} has the type {tensor.dtype}, but the weight has {weight.dtype}")
+    if h.shape[1] != hidden or c.shape != h.shape:
+        raise ValueError(f"h and c have the shapes {tuple(h.shape)} and {tuple(c.shape)}, but there are {hidden} units")
     for number, (table, index) in enumerate(inputs):
-        if table.shape[1] != weight.shape[1]:
-            raise ValueError(f"input {number} has {table.shape[1]} gates, the weight {weight.shape[1]}")
-        if table.dtype != weight.dtype:
-            raise ValueError(f"input {number} is of {table.dtype}, the weight of {weight.dtype}")
-        if len(table if index is None else index) != rows:
-            raise ValueError(f"input {number} is of {len(table if index is None else index)} rows, not {rows}")
+        if table.shape[1] != gates:
+            raise ValueError(f"input {number} has {table.shape[1]} gates, but the weight has {gates}")
+        given = len(table if index is None else index)
+        if given != rows:
+            raise ValueError(f"input {number} is for {given} rows, but there are {rows}")
 
 
 # Plain PyTorch.
@@ -149,7 +154,7 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
 def _tables(
     inputs: Sequence[Input], weight: Tensor, rows: int
 ) -> tuple[int, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """The number of inputs, their tables and indices, filled up to two: loops are compiled for each number of arrays."""
+    """The number of inputs, their tables and their indices, filled up to two: one compiled loop does for up to two."""
     tables = _arrays(*(table for table, _ in inputs))
     indices = [np.arange(rows) if index is None else _array(index) for _, index in inputs]
     for number, (table, index) in enumerate(zip(tables, indices, strict=True)):
@@ -246,12 +251,20 @@ class _Levels(torch.autograd.Function):
                 d_tables[number] = summed[-1].table
         d_products = gates if tree.alone else weight.new_empty(tree.used, width)
         dh, dc, d_before = weight.new_empty(3, tree.most, hidden)
-        rows = (*_arrays(gates, all_c[tree.roots :], all_c), tree.parents, _array(outer[0]), tree.slots[tree.roots :])
-        tables = _tables(summed, weight, tree.rows)
+        loop = partial(
+            lstm_cell.backward,
+            *_arrays(gates, all_c[tree.roots :], all_c),
+            tree.parents,
+            _array(outer[0]),
+            tree.slots[tree.roots :],
+            tree.order,
+            tree.starts,
+            not tree.alone,
+            _array(d_products),
+            *_tables(summed, weight, tree.rows),
+        )
         for level, (first, last) in reversed(list(enumerate(tree.level_slots))):
-            sums = (not tree.alone, *_arrays(d_products[first:last], d_before))
-            parents = (tree.order, tree.starts[first : last + 1])
-            lstm_cell.backward(*rows, last, *_arrays(dh, dc), *parents, *sums, *tables)
+            loop(first, last, *_arrays(dh, dc, d_before))
             dc, d_before = d_before, dc
             if level or for_h:
                 torch.mm(d_products[first:last], weight.t(), out=dh[: last - first])
@@ -266,4 +279,5 @@ class _Levels(torch.autograd.Function):
 
 def _keeps_graph() -> bool:
     """Whether the graph may be differentiated again, so that what it saved must stay as it is."""
-    return getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)()
+    autograd = getattr(torch._C, "_autograd", None)  # pyright: ignore[reportPrivateUsage]
+    return getattr(autograd, "_get_current_graph_task_keep_graph", lambda: True)()

@@ -34,11 +34,7 @@ _LEAST, _MOST, _MOST_TANH = np.float32(-87), np.float32(89), np.float32(20)
 @intrinsic
 def _fma(typing_context, a, b, c):
     """a b + c, rounded once: the same in vector and in scalar code."""
-
-    def code(context, builder, signature, arguments):
-        return builder.fma(*arguments)
-
-    return a(a, a, a), code
+    return a(a, a, a), lambda context, builder, signature, arguments: builder.fma(*arguments)
 
 
 @no_type_check
@@ -154,28 +150,28 @@ def forward(products, places, inputs, tables, indices, parents, before, gates, c
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def backward(
-    gates, c, before, parents, outer, slots, first, dh, dc, order, starts, shared, d_products, d_before, inputs,
-    d_tables, indices,
+    gates, c, before, parents, outer, slots, order, starts, shared, d_products, inputs, d_tables, indices,
+    first, last, dh, dc, d_before,
 ):  # fmt: skip
-    """Replace the gates of some parents' rows by the gradient of their sums; p has ``order[starts[p]:starts[p + 1]]``.
+    """Replace the gates of the rows whose parents have slots from ``first`` to ``last`` by the gradient of their sums.
 
-    ``outer`` is the gradient of h. A row that has children receives from them row ``slots[row] - first`` of ``dh`` and
-    ``dc``; others have the slot −1. The gradients of the sums are added up over the rows of p in ``d_products[p]``, if
-    any parent's row is ``shared``, and by ``indices[k]`` in ``d_tables[k]`` for the first ``inputs`` tables; those of
-    the parent's c are added up in ``d_before[p]``.
+    The parent with slot p has the rows ``order[starts[p]:starts[p + 1]]``. ``outer`` is the gradient of h; a row that
+    has children receives from them row ``slots[row] - last`` of ``dh`` and ``dc``. The gradients of the sums are added
+    up in ``d_products[p]`` if parents are ``shared``, and in ``d_tables[k][indices[k][row]]`` for the first ``inputs``
+    tables; those of the parent's c in ``d_before[p - first]``.
     """
     hidden, one = c.shape[1], c.dtype.type(1)
     row_dh, row_dc = np.empty(hidden, c.dtype), np.empty(hidden, c.dtype)
-    for p in range(len(starts) - 1):
-        d_product, parent_dc = d_products[p], d_before[p]
+    for p in range(first, last):
+        parent_dc = d_before[p - first]
         for position in range(starts[p], starts[p + 1]):
             row = order[position]
             gate, old_c, new_c = gates[row], before[parents[row]], c[row]
             o, i, f = gate[:hidden], gate[hidden : 2 * hidden], gate[2 * hidden : 3 * hidden]
             _copy(row_dh, outer[row])
             if slots[row] >= 0:
-                _add(row_dh, dh[slots[row] - first])
-                _copy(row_dc, dc[slots[row] - first])
+                _add(row_dh, dh[slots[row] - last])
+                _copy(row_dc, dc[slots[row] - last])
             else:
                 row_dc[:] = 0
             for j in range(hidden):
@@ -207,9 +203,9 @@ def backward(
                     g[j] = through * _fma(-g[j], g[j], one)
             if shared:
                 if position == starts[p]:
-                    _copy(d_product, gate)
+                    _copy(d_products[p], gate)
                 else:
-                    _add(d_product, gate)
+                    _add(d_products[p], gate)
             for k in range(inputs):
                 _add(d_tables[k][indices[k][row]], gate)
 
@@ -255,8 +251,8 @@ def link(parent, sizes, roots):
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def within(index, entries):
-    """Whether every index is one of an entry."""
+    """Whether there is an entry for every index."""
+    outside = 0
     for i in index:
-        if not 0 <= i < entries:
-            return False
-    return True
+        outside += i < 0 or i >= entries
+    return outside == 0
