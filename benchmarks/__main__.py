@@ -21,6 +21,7 @@ from benchmarks import (
     prefix_sharing,
     pseudo_actions,
     runtime,
+    speed,
     tree_head,
 )
 
@@ -35,6 +36,7 @@ MODULES = {
     "caption_data": caption_data,
     "tree_head": tree_head,
     "runtime": runtime,
+    "speed": speed,
 }
 Name = StrEnum("Name", list(MODULES))
 
