@@ -15,9 +15,12 @@ from benchmarks import (
     caption_data,
     caption_update,
     cider,
+    growth,
     harness,
     karel_machine,
     karel_update,
+    memory,
+    overhead,
     prefix_sharing,
     pseudo_actions,
     runtime,
@@ -37,6 +40,9 @@ MODULES = {
     "tree_head": tree_head,
     "runtime": runtime,
     "speed": speed,
+    "overhead": overhead,
+    "growth": growth,
+    "memory": memory,
 }
 Name = StrEnum("Name", list(MODULES))
 
@@ -72,6 +78,8 @@ def main(
         ) as progress:
             result = MODULES[name].run(quick, progress)
         path = harness.write(result, out, load_before)
+        if draw := getattr(MODULES[name], "draw", None):
+            draw(result, out)
         harness.show(result, console)
         console.print(f"Written to {path}.\n", highlight=False)
         missed += [

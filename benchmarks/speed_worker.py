@@ -174,20 +174,27 @@ def count_prefixes(rows: list[Row], bos: int) -> dict[str, int]:
     return {"all": len(steps), "different": len(set(steps)), "words": len(words)}
 
 
+def inputs_of_update(problem: Problem, number: int) -> tuple[Any, Any]:
+    """The batch and the noise of a trainer's update, numbered from 0."""
+    from corollout import Noise
+
+    epoch, position = divmod(number, -(-len(problem.data) // problem.batch_size))
+    noise = Noise(SEED)
+    batch = next(problem.data.epoch(problem.batch_size, noise.fold(EXAMPLE_ORDER, epoch), skip=position))
+    return batch, noise.fold(ROLLOUTS, epoch)
+
+
 def count_update(problem: Problem, method: str, number: int) -> dict[str, Any]:
     """What the trainer's update of a number, from 0, generates and scores."""
-    from corollout import Noise, estimate
+    from corollout import estimate
 
     bos, eos, limit = problem.engine.bos, problem.engine.eos, problem.engine.max_length
     nothing = count_prefixes([], bos)
     if method == MLE:
         rows = [(image, [*words, eos][:limit]) for image, words in enumerate(problem.targets)]
         return {"contexts": len(rows), "generated": nothing, "scored": count_prefixes(rows, bos), "sequences": len(rows)}
-    per_epoch = -(-len(problem.data) // problem.batch_size)
-    epoch, position = divmod(number, per_epoch)
-    noise = Noise(SEED)
-    batch = next(problem.data.epoch(problem.batch_size, noise.fold(EXAMPLE_ORDER, epoch), skip=position))
-    made: Any = estimate(problem.engine, batch, problem.reward, method, noise.fold(ROLLOUTS, epoch))
+    batch, noise = inputs_of_update(problem, number)
+    made: Any = estimate(problem.engine, batch, problem.reward, method, noise)
     contexts = made.trajectories.contexts
     mains = rows_of(contexts, made.trajectories)
     branches = rows_of(contexts[made.plan.branches.parent], made.completed)
