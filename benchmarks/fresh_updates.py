@@ -12,7 +12,7 @@ import resource
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -46,9 +46,7 @@ def make_trainer(point: Point) -> Trainer:
         policy.output[END], policy.output_bias[END] = 0.0, -1e4  # finite, but never drawn
     engine = Engine(policy, bos=END, eos=END, max_length=point.length)
     data = Columns(context=torch.randn(point.contexts, WIDTH))
-    return Trainer(
-        engine, data, reward, point.method, make_optimizer(policy), batch_size=point.contexts, seed=SEED
-    )
+    return Trainer(engine, data, reward, point.method, make_optimizer(policy), batch_size=point.contexts, seed=SEED)
 
 
 def reward(sequences: list[list[int]]) -> list[float]:
@@ -72,15 +70,15 @@ def measure(point: Point, repetitions: int) -> Update | None:
         peak = 0
         while len(seconds) < 2 or (len(seconds) < repetitions and sum(seconds) < LONG_ENOUGH):
             started = time.perf_counter()
-            metrics = trainer.step()
+            length = trainer.step().mean_length
             seconds.append(time.perf_counter() - started)
             peak = peak or _status("VmHWM") - before
+            if length != point.length:
+                raise AssertionError(f"captions have {length:g} words on average, not {point.length}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
             return None
         raise
-    if metrics.mean_length != point.length:
-        raise AssertionError(f"captions have {metrics.mean_length:g} words on average, not {point.length}")
     return Update(seconds, peak)
 
 
@@ -90,15 +88,15 @@ def _status(entry: str) -> int:
 
 
 class FreshProcesses:
-    """Measures points one after another, each in a process of its own."""
+    """Measures points one after another, each in a process of its own; all in one process if it is only for a try."""
 
-    def __init__(self) -> None:
+    def __init__(self, quick: bool) -> None:
         # A server imports this module once and then forks a fresh process for each call.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, max_tasks_per_child=1)
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, max_tasks_per_child=None if quick else 1)
 
-    def __enter__(self) -> "FreshProcesses":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

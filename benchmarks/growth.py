@@ -88,7 +88,7 @@ def run(quick: bool, progress: Progress) -> Result:
     sizes = QUICK if quick else FULL
     lines: dict[tuple[str, str], Line] = {}
     task = progress.add_task("growth", total=len(METHODS) * sum(map(len, sizes.grown.values())))
-    with FreshProcesses() as processes:
+    with FreshProcesses(quick) as processes:
         for axis in AXES:
             for method in METHODS:
                 lines[method, axis] = measure_line(processes, method, axis, sizes, progress, task)
@@ -139,8 +139,8 @@ def draw(result: Result, directory: Path) -> Path:
     with figure_style():
         drawn = Figure(figsize=(11, 3.6), layout="constrained")
         panels = drawn.subplots(1, len(AXES))
-        for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
-            memory = panel.twinx()
+        memories = [panel.twinx() for panel in panels]
+        for panel, memory, (axis, label) in zip(panels, memories, AXES.items(), strict=True):
             for number, method in enumerate(METHODS):
                 points = [one for one in result["timings"] if (one["name"], one["axis"]) == (method, axis)]
                 sizes, (colour, marker) = [point["size"] for point in points], series_style(number)
@@ -155,7 +155,7 @@ def draw(result: Result, directory: Path) -> Path:
             log_ticks(panel.yaxis)
             log_ticks(memory.yaxis)
         panels[0].set_ylabel("ms an update (solid)")
-        memory.set_ylabel("MB at its peak (dashed)")
+        memories[-1].set_ylabel("MB at its peak (dashed)")
         panels[0].legend(loc="upper left")
         path = directory / "growth.png"
         path.write_bytes(png(drawn))

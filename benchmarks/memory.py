@@ -37,7 +37,7 @@ def point_of(method: str, sizes: Sizes) -> Point:
 def run(quick: bool, progress: Progress) -> Result:
     sizes = QUICK if quick else FULL
     updates: dict[str, Update | None] = {}
-    with FreshProcesses() as processes:
+    with FreshProcesses(quick) as processes:
         for method in progress.track(sizes.most, description="memory"):
             updates[method] = processes.measure(point_of(method, sizes), repetitions=2)
     peaks = {method: MOST_MEMORY if update is None else update.peak for method, update in updates.items()}

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from benchmarks import speed_problems
 from benchmarks.harness import Contestant, Result, Target, Timing, milliseconds, time_alternately
 from benchmarks.speed_problems import CAPTIONS, KAREL
-from benchmarks.speed_worker import SEED, Problem, make_optimizer, inputs_of_update
+from benchmarks.speed_worker import SEED, Problem, inputs_of_update, make_optimizer
 from corollout import Trainer, estimate, make_estimator
 
 METHOD = "reinforce"

@@ -26,6 +26,12 @@ class Captioner(nn.Module):
 
     shift: Tensor
     factor: Tensor
+    embedding: Tensor
+    from_input: Tensor
+    recurrent: Tensor
+    bias: Tensor
+    output: Tensor
+    output_bias: Tensor
 
     def __init__(self, weights: dict[str, Tensor]):
         super().__init__()

@@ -1,15 +1,15 @@
 """How much faster is an update than at an earlier commit, how close to the machine's limit, and than an ordinary loop?
 
 An update is one call of ``Trainer.step`` as users make it: estimate, backward, clipping, Adam, running variance,
-metrics. Two trees, the working tree and a checkout of an earlier commit (6358d86, or the one in the environment variable
-COROLLOUT_OLD_COMMIT), each have a process of their own; they take turns with the same weights, examples and noise, so
+metrics. The working tree and a checkout of an earlier commit (6358d86, or the one in the environment variable
+COROLLOUT_OLD_COMMIT) each have a process of their own. These take turns with the same weights, examples and noise, so
 that they must draw the same sequences and get the same gradients. Learning rates are so small that policies stay as
 they are. The first updates, in which things are compiled and checked, do not count. Wall-clock medians with one thread
 are judged; two threads and processor time are reported.
 
 The arithmetic that an update needs (``arithmetic.py``), divided by its time, is compared with the speed of a large
-product of matrices in the same run. On captions, an ordinary PyTorch loop (``scst_loop.py``) has a turn as well. It runs
-in processes of the earlier commit, of which it uses CIDEr-D alone.
+product of matrices in the same run. On captions, an ordinary PyTorch loop (``scst_loop.py``) has a turn as well, in
+processes of the earlier commit, of which it uses CIDEr-D alone.
 
 A quick run compares the working tree with itself.
 """
@@ -156,7 +156,9 @@ def check(measured: Measured) -> dict[str, Any]:
     return {"updates": len(both), "equal": equal, "median_difference_of_norms": statistics.median(apart)}
 
 
-def measure_all(sizes: Sizes, folder: Path, old_tree: Path, progress: Progress) -> tuple[list[Measured], dict[int, float]]:
+def measure_all(
+    sizes: Sizes, folder: Path, old_tree: Path, progress: Progress
+) -> tuple[list[Measured], dict[int, float]]:
     """All cases, and the limit in GFLOP/s for each number of threads."""
     done: list[Measured] = []
     with ExitStack() as stack:

@@ -49,14 +49,22 @@ def write_problems(folder: Path, sizes: Sizes, weights: Path | None = None) -> d
 
     Karel's policy is trained in the folder for temporary files, or in ``weights``, unless it is there already.
     """
-    settings = {KAREL: _write_karel(folder / KAREL, sizes, weights), CAPTIONS: _write_captions(folder / CAPTIONS, sizes)}
+    settings = {
+        KAREL: _write_karel(folder / KAREL, sizes, weights),
+        CAPTIONS: _write_captions(folder / CAPTIONS, sizes),
+    }
     for name, values in settings.items():
         (folder / name / "settings.json").write_text(json.dumps(values))
     return settings
 
 
 def _write_karel(folder: Path, sizes: Sizes, weights: Path | None) -> dict[str, Any]:
-    problem = karel_update.make_problem(sizes.karel, weights)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        problem = karel_update.make_problem(sizes.karel, weights)
+    finally:
+        torch.set_num_threads(threads)
     count = sizes.karel.batch * sizes.karel.batches
     chosen = shuffled(torch.from_numpy(np.array(problem.data.ids)), Noise(SEED))[:count].numpy()
     data = problem.data
@@ -122,4 +130,3 @@ def set_length(policy: CaptionPolicy, features: Tensor, longest: int, length: fl
 def _write_weights(folder: Path, policy: torch.nn.Module) -> None:
     weights = {name: tensor.contiguous() for name, tensor in policy.state_dict().items()}
     safetensors.torch.save_file(weights, folder / "policy.safetensors")
-

@@ -63,7 +63,9 @@ class Problem:
         from corollout.tasks.karel.task import KarelTask
 
         with np.load(self.folder / "tasks.npz") as arrays:
-            inputs, outputs = (Grids(arrays[f"{which}_cells"], arrays[f"{which}_hero"]) for which in ("input", "output"))
+            inputs, outputs = (
+                Grids(arrays[f"{which}_cells"], arrays[f"{which}_hero"]) for which in ("input", "output")
+            )
             data = KarelData(arrays["tokens"], arrays["lengths"], inputs, outputs, arrays["ids"])
         try:
             self.data = find("karel_split", "corollout.tasks.karel.task")(data).columns
@@ -192,7 +194,12 @@ def count_update(problem: Problem, method: str, number: int) -> dict[str, Any]:
     nothing = count_prefixes([], bos)
     if method == MLE:
         rows = [(image, [*words, eos][:limit]) for image, words in enumerate(problem.targets)]
-        return {"contexts": len(rows), "generated": nothing, "scored": count_prefixes(rows, bos), "sequences": len(rows)}
+        return {
+            "contexts": len(rows),
+            "generated": nothing,
+            "scored": count_prefixes(rows, bos),
+            "sequences": len(rows),
+        }
     batch, noise = inputs_of_update(problem, number)
     made: Any = estimate(problem.engine, batch, problem.reward, method, noise)
     contexts = made.trajectories.contexts
