@@ -15,12 +15,16 @@ from benchmarks import (
     caption_data,
     caption_update,
     cider,
+    growth,
     harness,
     karel_machine,
     karel_update,
+    memory,
+    overhead,
     prefix_sharing,
     pseudo_actions,
     runtime,
+    speed,
     tree_head,
 )
 
@@ -35,6 +39,10 @@ MODULES = {
     "caption_data": caption_data,
     "tree_head": tree_head,
     "runtime": runtime,
+    "speed": speed,
+    "overhead": overhead,
+    "growth": growth,
+    "memory": memory,
 }
 Name = StrEnum("Name", list(MODULES))
 
@@ -70,6 +78,8 @@ def main(
         ) as progress:
             result = MODULES[name].run(quick, progress)
         path = harness.write(result, out, load_before)
+        if draw := getattr(MODULES[name], "draw", None):
+            draw(result, out)
         harness.show(result, console)
         console.print(f"Written to {path}.\n", highlight=False)
         missed += [

@@ -80,19 +80,31 @@ class Problem:
         return turn
 
 
-def make_problem(sizes: Sizes) -> Problem:
+def make_policy(vocab: int, width: int, hidden: int, scale: float = 110) -> CaptionPolicy:
+    """The paper's network with random weights; the larger the scale, the lower its entropy."""
     torch.manual_seed(SEED)
-    policy = CaptionPolicy(sizes.vocab, sizes.width, sizes.hidden, sizes.hidden)
+    policy = CaptionPolicy(vocab, width, hidden, hidden)
     with torch.no_grad():
         # Zipf's law, and hidden states that matter as much as in a policy that was trained.
-        policy.output_bias.copy_(-1.1 * torch.arange(1, sizes.vocab + 1.0).log())
+        policy.output_bias.copy_(-1.1 * torch.arange(1, vocab + 1.0).log())
         policy.output_bias[END] = policy.output_bias[1:].logsumexp(0) + math.log(0.1 / 0.9)
-        policy.output.mul_(110)
+        policy.output.mul_(scale)
+    return policy
+
+
+def draw_captions(policy: CaptionPolicy, *shape: int) -> list[Any]:
+    """Nested lists of words, drawn by their frequencies."""
+    words = torch.multinomial(policy.output_bias[1:].softmax(0), math.prod(shape), replacement=True) + 1
+    return words.view(shape).tolist()
+
+
+def make_problem(sizes: Sizes) -> Problem:
+    policy = make_policy(sizes.vocab, sizes.width, sizes.hidden)
     engine = Engine(policy, bos=END, eos=END, max_length=sizes.longest)
     images = range(sizes.images)
     data = Columns(context=torch.randn(sizes.images, sizes.width), image=images)
-    said = torch.multinomial(policy.output_bias[1:].softmax(0), sizes.images * 5 * 10, replacement=True) + 1
-    references = References([[[*words, END] for words in group] for group in said.view(sizes.images, 5, 10).tolist()])
+    said = draw_captions(policy, sizes.images, 5, 10)
+    references = References([[[*words, END] for words in group] for group in said])
     return Problem(engine, policy, data.batch(images), Reward(CiderReward(references, end=END)))
 
 

@@ -125,7 +125,7 @@ def test_a_quick_run_writes_complete_results(tmp_path: Path, names: list[str]):
     done = CliRunner().invoke(cli.app, [*names, "--quick", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert {path.stem for path in tmp_path.iterdir()} == set(names or cli.MODULES)
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("*.json"):
         result = json.loads(path.read_text("utf-8"))
         assert set(result) == set(harness.Result.__annotations__)
         assert set(result["manifest"]) == MANIFEST

@@ -1,0 +1,101 @@
+"""How much of an update is bookkeeping? ``Trainer.step`` against the estimate, its gradient and the optimizer alone.
+
+Bookkeeping is whatever a step does besides: batches, the gradient's norm and clipping, its running variance, checks
+that numbers are finite, metrics. Both contestants make the same updates, in turn, with one thread and one optimizer,
+whose learning rate is so small that the policy stays as it is. The share is the median over rounds of what a step takes
+longer, relative to the step.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.progress import Progress
+
+from benchmarks import speed_problems
+from benchmarks.harness import Contestant, Result, Target, Timing, milliseconds, time_alternately
+from benchmarks.speed_problems import CAPTIONS, KAREL
+from benchmarks.speed_worker import SEED, Problem, inputs_of_update, make_optimizer
+from corollout import Trainer, estimate, make_estimator
+
+METHOD = "reinforce"
+STEP, ALONE = "step", "estimate, backward and optimizer alone"
+MOST_BOOKKEEPING = 0.02
+
+
+class Sizes(NamedTuple):
+    problems: speed_problems.Sizes
+    repetitions: dict[str, int]
+
+
+def full_sizes() -> Sizes:
+    return Sizes(speed_problems.full_sizes(), {KAREL: 100, CAPTIONS: 30})
+
+
+QUICK = Sizes(speed_problems.QUICK, {KAREL: 3, CAPTIONS: 3})
+
+
+def contestants(problem: Problem, updates: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The trainer's step, and the same update without bookkeeping."""
+    optimizer = make_optimizer(problem.engine.policy)
+    trainer = Trainer(
+        problem.engine, problem.data, problem.reward, METHOD, optimizer, batch_size=problem.batch_size, seed=SEED
+    )
+    estimator = make_estimator(METHOD)
+    inputs = iter([inputs_of_update(problem, number) for number in range(updates)])  # made before the clock runs
+
+    def alone() -> None:
+        batch, noise = next(inputs)
+        made = estimate(problem.engine, batch, problem.reward, estimator, noise)
+        optimizer.zero_grad(set_to_none=True)
+        made.backward()
+        optimizer.step()
+
+    return trainer.step, alone
+
+
+def share(step: Timing, alone: Timing) -> float:
+    """Of a step, what is not in the other: the median over rounds."""
+    return statistics.median((s - a) / s for s, a in zip(step.seconds, alone.seconds, strict=True))
+
+
+def run(quick: bool, progress: Progress) -> Result:
+    sizes = QUICK if quick else full_sizes()
+    timings: dict[str, list[Timing]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        speed_problems.write_problems(folder, sizes.problems, folder if quick else None)
+        for name, repetitions in sizes.repetitions.items():
+            step, alone = contestants(Problem(folder / name), repetitions + 1)
+            turns = [Contestant(STEP, 1, step), Contestant(ALONE, 1, alone)]
+            timings[name] = time_alternately(turns, repetitions, progress, f"overhead, {name}")
+    shares = {name: share(*both) for name, both in timings.items()}
+    return {
+        "benchmark": "overhead",
+        "quick": quick,
+        "settings": {"estimator": METHOD, "threads": 1, "dtype": "float32", "repetitions": sizes.repetitions},
+        "seeds": {"data, weights and noise": SEED},
+        "timings": [{"problem": name, **timing.record()} for name, both in timings.items() for timing in both],
+        "measurements": {"share_of_bookkeeping": shares},
+        "targets": [
+            Target(
+                f"bookkeeping takes at most {MOST_BOOKKEEPING:.0%} of an update ({name}, {METHOD})",
+                value,
+                MOST_BOOKKEEPING,
+                at_least=False,
+                judged=not quick,
+            ).record()
+            for name, value in shares.items()
+        ],
+        "table": [
+            {
+                "problem": name,
+                f"{STEP}, ms": milliseconds(step),
+                f"{ALONE}, ms": milliseconds(alone),
+                "bookkeeping": f"{shares[name]:.1%}",
+            }
+            for name, (step, alone) in timings.items()
+        ],
+    }
