@@ -66,6 +66,20 @@ class PrefixTree:
         empty = contexts[:0]
         return cls(tuple(sizes), *(torch.cat([empty, *parts]) for parts in (owners, parents, tokens)), node)
 
+    @classmethod
+    def chains(cls, inputs: Int64[Tensor, "row step"], lengths: Int64[Tensor, " row"]) -> "PrefixTree":
+        """Sequences that share nothing, one for each context, by the tokens that are read."""
+        steps = torch.arange(inputs.shape[1], device=inputs.device)
+        step, row = (lengths > steps[:, None]).nonzero(as_tuple=True)  # by step, then by row
+        sizes = [size for size in step.bincount(minlength=0).tolist() if size]
+        place = torch.full((inputs.shape[1] + 1, inputs.shape[0]), -1, dtype=torch.int64, device=inputs.device)
+        first = torch.tensor([0, *accumulate(sizes)], device=inputs.device)[step]
+        place[step + 1, row] = torch.arange(len(row), device=inputs.device) - first
+        place[0] = torch.arange(inputs.shape[0], device=inputs.device)
+        node = torch.full_like(inputs, -1)
+        node[row, step] = torch.arange(len(row), device=inputs.device)
+        return cls(tuple(sizes), row, place[step, row], inputs[row, step], node)
+
     def levels(self) -> Iterator[Level]:
         for start, size in zip(self.starts, self.sizes, strict=False):
             nodes = slice(start, start + size)

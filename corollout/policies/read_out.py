@@ -6,7 +6,7 @@ each chunk and no tensor larger than a chunk, as in cut cross-entropy (Wijmans e
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -25,6 +25,11 @@ class ReadOut:
     weight: Float[Tensor, "vocab width"]
     bias: Float[Tensor, " vocab"] | None = None
     allowed: Bool[Tensor, "prefix vocab"] | None = None
+
+    @property
+    def masks(self) -> bool:
+        """Whether some logits are −inf."""
+        return self.allowed is not None or (self.bias is not None and bool((self.bias == -torch.inf).any()))
 
     def logits(
         self, hidden: Float[Tensor, "some width"], which: Int64[Tensor, " some"] | slice
@@ -68,10 +73,12 @@ def read_out_backward(
     credits: PrefixCredits,
     scale: float,
     known: Float[Tensor, "prefix vocab"] | None = None,
+    log_probs: Float[Tensor, " entry"] | None = None,
 ) -> None:
     """Back-propagate ``scale`` times the credits through the read-out and everything before it.
 
-    ``known`` are the logits, if somebody has computed them already.
+    ``known`` are the logits, if somebody has computed them already. The log-probabilities of the credits' tokens are
+    written to ``log_probs``, if that is given and the credits are ordered by prefix.
     """
     vocab = len(read_out.weight)
     weight = read_out.weight.detach()
@@ -79,17 +86,21 @@ def read_out_backward(
     d_weight = torch.zeros_like(weight) if read_out.weight.requires_grad else None
     d_bias = None if read_out.bias is None or not read_out.bias.requires_grad else torch.zeros_like(read_out.bias)
     with torch.no_grad():
-        values = hidden.detach()
+        values, first = hidden.detach(), 0
         for some, part in credits.chunks(vocab):
             everything = len(some) == len(values)
             x = values if everything else values[some]
-            needs_logits = part.centre == "policy" or read_out.allowed is not None
+            needs_logits = part.centre == "policy" or read_out.masks
             logits = None
             if needs_logits:
                 logits = read_out.logits(x, some) if known is None else known if everything else known[some]
                 logits = full_precision(logits)
-            g = _gradient(part, logits, len(some), vocab, full_precision(x[:0]))
-            g = g.mul_(scale).to(weight.dtype)
+            if log_probs is not None and logits is not None:
+                chosen = logits[part.prefix, part.token] - logits.logsumexp(1)[part.prefix]
+                log_probs[first : first + len(chosen)] = chosen
+                first += len(chosen)
+            g = _gradient(replace(part, value=scale * part.value), logits, len(some), vocab, full_precision(x[:0]))
+            g = g.to(weight.dtype)
             if everything:
                 torch.mm(g, weight, out=d_hidden)
             else:

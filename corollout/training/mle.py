@@ -14,9 +14,12 @@ from corollout.events import Callback, ignore
 from corollout.noise import FREE, MAIN, uniform
 from corollout.policies import detach, evaluation_mode
 from corollout.policies.protocol import SOFTMAX
+from corollout.policies.read_out import PrefixCredits, read_out_backward
+from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine
 from corollout.training.base import SCHEDULED_SAMPLING, BaseTrainer, Clock
 from corollout.training.checkpoints import State
+from corollout.types import full_precision
 
 _COIN = FREE  # the noise that decides whose token is fed
 _INCREASE = 0.05
@@ -109,24 +112,43 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         memory = self.engine.policy.encode(batch.context)
         if (probability := self.scheduled_sampling.at(epoch)) > 0:
             inputs = self._sample_inputs(detach(memory), inputs, batch.examples, probability)
-        loss = self._loss(self.engine.policy.score(memory, inputs), targets)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = self._backward(memory, inputs, targets)
         norm = self.clip_gradients()
         self.step_optimizer()
         self.tokens += int((targets >= 0).sum())
         self.count_update(started)
         self._average_weights()
-        return MLEMetrics(self.updates, epoch, loss.item(), norm, self.tokens, self.seconds)
+        return MLEMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
 
-    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Minus the mean log-probability of the target tokens."""
-        head = self.engine.head
-        if head is SOFTMAX:
-            return cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
-        mask = targets >= 0
-        tokens = torch.where(mask, targets, 0)
-        return -torch.where(mask, head.log_probs(head.logits(outputs, tokens), tokens), 0.0).sum() / mask.sum()
+    def _backward(self, memory: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Back-propagate minus the mean log-probability of the target tokens, and return it."""
+        policy: Any = self.engine.policy
+        head, mask = self.engine.head, targets >= 0
+        if not hasattr(policy, "hidden_states"):
+            outputs, tokens = policy.score(memory, inputs), torch.where(mask, targets, 0)
+            if head is SOFTMAX:
+                loss = cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
+            else:
+                log_probs = head.log_probs(head.logits(outputs, tokens), tokens)
+                loss = -torch.where(mask, log_probs, 0.0).sum() / mask.sum()
+            loss.backward()
+            return loss.item()
+        # Only where there are targets.
+        tree = PrefixTree.chains(inputs, mask.sum(1))
+        step, row = mask.t().nonzero(as_tuple=True)
+        tokens = targets[row, step]
+        hidden = policy.hidden_states(memory, tree)
+        if head is not SOFTMAX:
+            logits = head.logits(hidden[:, None], tokens[:, None])
+            loss = -head.log_probs(logits, tokens[:, None]).mean()
+            loss.backward()
+            return loss.item()
+        share = torch.full_like(tokens, 1 / max(len(tokens), 1), dtype=hidden.dtype)
+        credits = PrefixCredits(tree.node[row, step], tokens, share, "policy")
+        log_probs = torch.empty_like(share, dtype=full_precision(share).dtype)
+        read_out_backward(hidden, policy.read_out(tree), credits, -1.0, log_probs=log_probs)
+        return -log_probs.mean().item()
 
     @torch.no_grad()
     def _sample_inputs(
