@@ -22,14 +22,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.estimators.all_references import ROUNDING, SwapSearch
 from corollout.estimators.estimator import Branching
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
 from corollout.types import Trajectories
-
-# Centred coefficients whose square is below this fraction of the plain square are zero up to rounding.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,17 @@ class Coefficients:
         else:
             cell, action, norm, branch, coordinate, value = _collect_torch(table, weight, token)
         return cls(row[cell], step[cell], action, norm, branch, coordinate, value)
+
+    def select(
+        self, kept: Int64[Tensor, " kept"]
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Some branches (row, step, action), and their entries (position within ``kept``, coordinate, value)."""
+        position = torch.full_like(self.row, -1)
+        position[kept] = torch.arange(len(kept), device=kept.device)
+        branch = position[self.branch]
+        used = branch >= 0
+        branches = (self.row[kept], self.step[kept], self.action[kept])
+        return branches, (branch[used], self.coordinate[used], self.value[used])
 
     @classmethod
     def join(cls, parts: "list[Coefficients]") -> "Coefficients":
@@ -119,7 +128,7 @@ def _sums(code: Int64[Tensor, " term"], value: Float[Tensor, " term"], vocab: in
     zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
     squares = zeros.index_add(0, branch, total.double() ** 2)
     centred = squares - zeros.index_add(0, branch, total.double()) ** 2 / vocab
-    kept = centred > _ROUNDING * squares
+    kept = centred > ROUNDING * squares
     used = kept[branch] & (total != 0)
     return (
         branch_code[kept] // vocab,
@@ -195,7 +204,7 @@ def _bucket(starts, reference, swap, action, default, weight, token, vocab):
                 squares += total[m] * total[m]
                 plain += total[m]
             centred = squares - plain * plain / vocab
-            if centred > _ROUNDING * squares:
+            if centred > ROUNDING * squares:
                 branch_cell[branches], branch_action[branches] = c, a
                 norm[branches] = np.sqrt(centred)
                 for m in touched[:used]:
@@ -258,9 +267,21 @@ class ARS(Branching):
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         self.check_head(trajectories.head)
-        coefficients = self._coefficients(trajectories, noise)
-        kept, weight = self.spend(coefficients.norm, coefficients.row, trajectories, noise)
-        return _contrasts(coefficients, kept, weight, trajectories, self)
+        if self._swaps_all(trajectories):
+            search, rows, steps = _swap_search(trajectories)
+            rows, steps = rows[search.cell], steps[search.cell]
+            kept, weight = self.spend(search.norm, rows, trajectories, noise)
+            branches, entries = (rows[kept], steps[kept], search.action[kept].long()), search.entries(kept)
+        else:
+            coefficients = self._coefficients(trajectories, noise)
+            kept, weight = self.spend(coefficients.norm, coefficients.row, trajectories, noise)
+            branches, entries = coefficients.select(kept)
+        return _contrasts(branches, entries, weight, trajectories, self)
+
+    def _swaps_all(self, trajectories: Trajectories) -> bool:
+        """Whether every action is a reference of every step, once, so that the faster search applies."""
+        every = self.references in (None, trajectories.logits.shape[-1])
+        return every and self.draws == 1 and trajectories.logits.device.type == "cpu"
 
     def _coefficients(self, trajectories: Trajectories, noise: Noise) -> Coefficients:
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
@@ -320,30 +341,34 @@ def _pi(
     return dirichlet_given(trajectories.tokens[rows, steps], logits, keys, steps)
 
 
+def _swap_search(trajectories: Trajectories) -> tuple[SwapSearch, Int64[Tensor, " cell"], Int64[Tensor, " cell"]]:
+    """The search of all steps of the trajectories, and their rows and steps."""
+    rows, steps = trajectories.mask.nonzero(as_tuple=True)
+    logits, tokens = trajectories.logits, trajectories.tokens[rows, steps]
+    lines = rows * logits.shape[1] + steps
+    return SwapSearch.of(logits.flatten(0, 1), trajectories.keys[rows], steps, tokens, lines), rows, steps
+
+
 def _contrasts(
-    coefficients: Coefficients,
-    kept: Int64[Tensor, " kept"],
+    branches: tuple[Tensor, Tensor, Tensor],
+    entries: tuple[Tensor, Tensor, Tensor],
     weight: Float[Tensor, " kept"],
     trajectories: Trajectories,
     options: ARS,
 ) -> ContrastPlan:
-    """The kept branches and their coefficients as contrasts with the main trajectories."""
-    mains = len(trajectories.tokens)
-    number = torch.full((len(coefficients.row),), -1, dtype=torch.int64, device=kept.device)
-    number[kept] = torch.arange(len(kept), device=kept.device)
-    used = number[coefficients.branch] >= 0
-    branch = coefficients.branch[used]
-    source = number[branch]
-    value = coefficients.value[used] * weight[source] / (options.completions * options.samples)
-    row, step, action = coefficients.row[kept], coefficients.step[kept], coefficients.action[kept]
+    """The kept branches (row, step, action) and the entries of their coefficients (branch, coordinate, value) as
+    contrasts with the main trajectories."""
+    row, step, action = branches
+    branch, coordinate, value = entries
     copies = options.completions
+    value = value * weight[branch] / (copies * options.samples)
     return ContrastPlan(
         branches=options.branches(row, step, action),
-        row=coefficients.row[branch].repeat(copies),
-        step=coefficients.step[branch].repeat(copies),
-        token=coefficients.coordinate[used].repeat(copies),
-        plus=options.sources(len(kept), source, mains),
-        minus=coefficients.row[branch].repeat(copies),
+        row=row[branch].repeat(copies),
+        step=step[branch].repeat(copies),
+        token=coordinate.repeat(copies),
+        plus=options.sources(len(row), branch, len(trajectories.tokens)),
+        minus=row[branch].repeat(copies),
         weight=value.repeat(copies),
         centre="uniform",
     )

@@ -1,0 +1,580 @@
+"""ARSM with all V references in O(V) time a token, and entries of coefficients only for the branches that are kept.
+
+The table T[j, m] = z^{m⇌j} of pseudo-actions is symmetric. With a = ln π, o_i = a_i − φ_i, the true action z, the
+runner-up z₂ and w_j = (1 − V π_j) / V, action b has the coefficients S_b[v] = Σ_j w_j 1[T[j, v] = b], up to a constant.
+A pair {j, m} leads to j, to m, or to the best action outside of the pair: to z, or to z₂ if z is in the pair. So
+
+    S_b[b] = Σ_{j ∈ O_b} w_j,   S_b[j] = w_b for j in O_b,   O_b = {j : T[j, b] = b},    b ≠ z, z₂,
+
+and ‖C_b‖² = Σ S² − (Σ S)² / V follows from |O_b| and Σ_{j ∈ O_b} w_j: no entry needs to be written. A j ≠ z is in O_b
+only if a_j − φ_b ≤ o_z, and all O_b together have about V members. Few actions b can have many: in descending order of
+φ_b they are compared with a list of others that gets shorter and shorter. For the actions that remain, the few others
+that are left are sorted.
+
+After the search, a cell keeps the logits of its candidates, the actions that a swap can lead to. The others never win a
+comparison, so that entries can be computed without their logits, and π is drawn again from the cell's key. All
+comparisons are those of ``pseudo``, in the same precision and with ties to the smaller index: branches and coefficients
+are the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Int32, Int64
+from torch import Tensor
+
+from corollout.errors import InputError
+from corollout.estimators.pseudo import log_into, two_smallest
+from corollout.estimators.pseudo_torch import row_error
+from corollout.noise import exponential_into
+from corollout.row_threads import by_rows
+
+# Cells are processed in blocks of at most this many numbers; a thread processes parts of a block that fit in the cache.
+_BLOCK, _PART = 1 << 21, 1 << 15
+# Compiled loops look at this many positions at a time.
+_STRIDE = 128
+# About the length of the sorted list of others.
+_FEW = 48
+# Centred coefficients whose square is below this fraction of the plain square are zero up to rounding.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class SwapSearch:
+    """The branches (cell, action) of some cells, ordered by cell and action, and what their entries follow from."""
+
+    vocab: int
+    keys: Int64[Tensor, " cell"]
+    steps: Int64[Tensor, " cell"]
+    tokens: Int64[Tensor, " cell"]
+    scale: Float[Tensor, " cell"]  # the sum of the exponential numbers
+    true: Int64[Tensor, " cell"]  # z: the token, unless that is greedy or rounding decided
+    runner_up: Int64[Tensor, " cell"]
+    branches: Int64[Tensor, " cell"]  # how many the cell has
+    candidates: Int64[Tensor, " cell"]  # how many the cell has
+    action: Int32[Tensor, " branch"]
+    norm: Float[Tensor, " branch"]  # ‖C_a‖
+    candidate: Int32[Tensor, " candidate"]
+    logit: Float[Tensor, " candidate"]
+
+    @classmethod
+    def of(
+        cls,
+        logits: Float[Tensor, "line vocab"],
+        keys: Int64[Tensor, " cell"],
+        steps: Int64[Tensor, " cell"],
+        tokens: Int64[Tensor, " cell"],
+        index: Int64[Tensor, " cell"] | None = None,
+    ) -> "SwapSearch":
+        """Search the cells that drew these tokens, with noise of these keys and steps.
+
+        The logits of cell i are in line i, or in line ``index[i]``.
+        """
+        index = torch.arange(len(keys)) if index is None else index
+        logits = _checked(logits, index)
+        vocab = logits.shape[1]
+        search = partial(_search_rows, logits.numpy())
+        size = max(1, _BLOCK // vocab)
+        buffer = logits.new_empty(min(len(keys), size), vocab)
+        scales, parts = [], []
+        for i in range(0, max(len(keys), 1), size):
+            block_keys, block_steps, *rest = (x[i : i + size].numpy() for x in (keys, steps, index, tokens))
+            e = buffer[: len(block_keys)]
+            by_rows(exponential_into, vocab, e.numpy(), block_keys, block_steps)
+            # PyTorch may add up a single row in another order than one of several.
+            scale = e.sum(1) if len(e) != 1 else e.expand(2, -1).sum(1)[:1]
+            scales.append(scale)
+            for start, results in by_rows(search, vocab, e.numpy(), scale.numpy(), *rest):
+                for first, (bad, *result) in results:
+                    if bad >= 0:
+                        cell = i + start + first + bad
+                        raise row_error(cell, torch.zeros(1))
+                    parts.append(result)
+        columns = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+        return cls(vocab, keys, steps, tokens, torch.cat(scales), *columns)
+
+    @classmethod
+    def join(cls, parts: "Sequence[SwapSearch]") -> "SwapSearch":
+        """The cells of all parts; there is at least one part."""
+        columns = (torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)[1:])
+        return cls(parts[0].vocab, *columns)
+
+    @property
+    def cell(self) -> Int64[Tensor, " branch"]:
+        """The cell of each branch."""
+        return torch.arange(len(self.keys)).repeat_interleave(self.branches)
+
+    def entries(
+        self, kept: Int64[Tensor, " kept"]
+    ) -> tuple[Int64[Tensor, " entry"], Int64[Tensor, " entry"], Float[Tensor, " entry"]]:
+        """The coefficients of some branches, up to a constant for each: position within ``kept``, coordinate and value.
+
+        Coordinates without an entry are zero.
+        """
+        cell, position = self.cell[kept].sort(stable=True)
+        cell, counts = cell.unique_consecutive(return_counts=True)
+        branches = (self.action[kept[position]].numpy(), position.numpy())
+        write = partial(_write_rows, self.candidate.numpy(), self.logit.numpy(), *branches)
+        last_candidate, last_branch = self.candidates.cumsum(0), counts.cumsum(0)
+        columns = (self.keys, self.steps, self.scale, self.true, self.runner_up)
+        ranges = ((last_candidate - self.candidates)[cell], last_candidate[cell], last_branch - counts, last_branch)
+        arrays = [x.numpy() for x in (*(column[cell] for column in columns), *ranges)]
+        size = max(1, _BLOCK // self.vocab)
+        buffer = self.scale.new_empty(min(len(cell), size), self.vocab).numpy()
+        parts = []
+        for i in range(0, max(len(cell), 1), size):
+            block_keys, *rest = (array[i : i + size] for array in arrays)
+            results = by_rows(write, self.vocab, buffer[: len(block_keys)], block_keys, *rest)
+            parts.extend(part for _, result in results for part in result)
+        branch, coordinate, value = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+        return branch, coordinate, value
+
+
+def _checked(logits: Tensor, index: Tensor) -> Tensor:
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise InputError(f"logits must be of shape [lines, V] with V ≥ 1, not {list(logits.shape)}")
+    if logits.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"logits must be float32 or float64, not {logits.dtype}")
+    if len(index) and not (0 <= int(index.min()) and int(index.max()) < len(logits)):
+        raise InputError(f"there are {len(logits)} lines of logits, but cells with lines {index.min()} to {index.max()}")
+    return logits.detach().contiguous()
+
+
+def _search_rows(
+    phis: np.ndarray, e: np.ndarray, scale: np.ndarray, index: np.ndarray, tokens: np.ndarray
+) -> list[tuple[int, Any]]:
+    """The first row of each part and the result of its loop. ``e`` is overwritten."""
+    size = max(1, _PART // e.shape[1])
+    logs = np.empty((min(size, len(e)), e.shape[1]), e.dtype)
+    work, found = _work(e.shape[1], e.dtype), _found(max(logs.size, 1), e.dtype)
+    results = []
+    for i in range(0, max(len(e), 1), size):
+        part = slice(i, i + size)
+        a = logs[: len(e[part])]
+        _prepare(e[part], scale[part], a)
+        results.append((i, _search(phis, index[part], a, e[part], tokens[part], work, found)))
+    return results
+
+
+def _write_rows(
+    candidate: np.ndarray,
+    logit: np.ndarray,
+    action: np.ndarray,
+    position: np.ndarray,
+    e: np.ndarray,
+    keys: np.ndarray,
+    steps: np.ndarray,
+    scale: np.ndarray,
+    *cells: np.ndarray,
+) -> list[Any]:
+    size = max(1, _PART // e.shape[1])
+    logs = np.empty((min(size, len(e)), e.shape[1]), e.dtype)
+    work, phi = _work(e.shape[1], e.dtype), np.full(e.shape[1], -np.inf, e.dtype)
+    results = []
+    for i in range(0, max(len(e), 1), size):
+        part = slice(i, i + size)
+        a = logs[: len(e[part])]
+        exponential_into(e[part], keys[part], steps[part])
+        _prepare(e[part], scale[part], a)
+        lists = (candidate, logit, action, position)
+        results.append(_write(*lists, a, e[part], *(column[part] for column in cells), phi, work))
+    return results
+
+
+def _prepare(e: np.ndarray, scale: np.ndarray, a: np.ndarray) -> None:
+    """Make a = ln π of exponential numbers, and w of them."""
+    _divide(e, scale)
+    log_into(a, e)
+    _weigh(e)
+
+
+def _work(vocab: int, dtype: np.dtype) -> tuple[np.ndarray, ...]:
+    """Buffers of a thread: sums; positions, and a list of others; what is known about the candidates of a cell."""
+    others = (np.empty(vocab, dtype), np.empty(vocab, dtype), np.empty(vocab, dtype), np.empty(vocab, np.int32))
+    counts = (np.empty(vocab, np.bool_), np.empty(vocab, np.int64), np.empty(vocab, np.float64))
+    return (
+        np.empty(vocab, np.float64),
+        np.arange(vocab, dtype=np.int32),
+        np.empty(vocab, np.int32),
+        *others,
+        *counts,
+        np.empty(vocab, np.int64),
+    )
+
+
+def _found(size: int, dtype: np.dtype) -> tuple[np.ndarray, ...]:
+    """Buffers for the actions and norms of branches and for the indices and logits of candidates."""
+    return np.empty(size, np.int32), np.empty(size, dtype), np.empty(size, np.int32), np.empty(size, dtype)
+
+
+# --- compiled loops; those without branches are vectorised ---------------------------------------------------------
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _divide(e, scale):
+    for r in range(len(e)):
+        total = scale[r]
+        for i in range(e.shape[1]):
+            e[r, i] /= total
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _weigh(pi):
+    """w = (1 − V π) / V, in place."""
+    one, vocab = pi.dtype.type(1), pi.dtype.type(pi.shape[1])
+    for r in range(len(pi)):
+        for i in range(pi.shape[1]):
+            pi[r, i] = (one - vocab * pi[r, i]) / vocab
+
+
+@no_type_check
+@numba.njit(cache=True, fastmath={"reassoc"})
+def _plus(x, y):
+    """A sum whose order does not matter, so that loops of it are vectorised."""
+    return x + y
+
+
+@no_type_check
+@numba.njit(cache=True, fastmath={"nnan", "nsz"})
+def _lesser(x, y):
+    return x if x < y else y
+
+
+@no_type_check
+@numba.njit(cache=True, inline="always")
+def _wins(o_m, o_j, o_z, before_true, before_other):
+    """Whether m wins against z and j, both of which it may precede."""
+    return ((o_m < o_z) | ((o_m == o_z) & before_true)) & ((o_m < o_j) | ((o_m == o_j) & before_other))
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _scan(a, phi, w, start, stop, a_m, phi_m, o_z, before_true, before_other):
+    """Of the others at these positions: how many have a_j − φ_m ≤ o_z; how many m wins against, and their weights."""
+    near, wins, weight = 0, 0, 0.0
+    for i in range(start, stop):
+        o_m, o_j = a[i] - phi_m, a_m - phi[i]
+        near += o_m <= o_z
+        win = _wins(o_m, o_j, o_z, before_true, before_other)
+        wins += win
+        weight = _plus(weight, np.float64(w[i]) if win else 0.0)
+    return near, wins, weight
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _near(a, phi_m, o_z, out):
+    """Write the positions where a − φ_m ≤ o_z to ``out``; return their number."""
+    count = 0
+    for start in range(0, len(a), _STRIDE):
+        part = a[start : start + _STRIDE]
+        new = 0
+        for i in range(len(part)):
+            new += part[i] - phi_m <= o_z
+        if new:
+            for i in range(start, start + len(part)):
+                out[count] = i
+                count += a[i] - phi_m <= o_z
+    return count
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _find_candidates(phi, bound, z, z2, out):
+    """Write the indices where φ ≥ its bound, z and z₂ to ``out``; return their number."""
+    count = 0
+    for start in range(0, len(phi), _STRIDE):
+        part = phi[start : start + _STRIDE]
+        new = (start <= z < start + len(part)) + (start <= z2 < start + len(part))
+        for i in range(len(part)):
+            new += part[i] >= bound
+        if new:
+            for m in range(start, start + len(part)):
+                if phi[m] >= bound or m == z or m == z2:
+                    out[count] = m
+                    count += 1
+    return count
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _add_pair(pairs, count, c, j):
+    if count == len(pairs):
+        longer = np.empty((2 * count + 64, 2), np.int32)
+        longer[:count] = pairs
+        pairs = longer
+    pairs[count, 0], pairs[count, 1] = c, j
+    return pairs, count + 1
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
+    """For each visited candidate b, |O_b| and Σ_{j ∈ O_b} w_j without z; and, if ``listed``, the pairs (b, j).
+
+    Here a_z = inf, so that z is never one of the others.
+    """
+    _, identity, positions, list_a, list_phi, list_w, list_j, visited, members, weight, order = work
+    vocab = len(a)
+    pairs, count = np.empty((0, 2), np.int32), 0
+    # About _FEW of V exponential numbers are so small that they matter to an action with a lower logit than this.
+    few = a.dtype.type(np.log(_FEW) - 2 * np.log(vocab) - o_z if vocab > _FEW else np.inf)
+    many, rest = 0, 0
+    for c in range(len(index)):
+        members[c], weight[c] = 0, 0.0
+        if visited[c]:
+            if logit[c] >= few:
+                order[many] = c
+                many += 1
+            else:
+                rest += 1
+    others_a, others_phi, others_w, others_j, size = a, phi, w, identity, vocab
+    for c in order[:many][np.argsort(-logit[order[:many]])]:
+        m = index[c]
+        a_m, phi_m, before_true = a[m], logit[c], m < z
+        cut = np.searchsorted(others_j[:size], m)  # j < m, then j ≥ m
+        near_1, wins_1, weight_1 = _scan(others_a, others_phi, others_w, 0, cut, a_m, phi_m, o_z, before_true, False)
+        near_2, wins_2, weight_2 = _scan(others_a, others_phi, others_w, cut, size, a_m, phi_m, o_z, before_true, True)
+        members[c], weight[c] = wins_1 + wins_2, weight_1 + weight_2
+        if listed:
+            for i in range(size):
+                j = others_j[i]
+                if _wins(others_a[i] - phi_m, a_m - others_phi[i], o_z, before_true, m < j):
+                    pairs, count = _add_pair(pairs, count, c, j)
+        if 4 * (near_1 + near_2) < size:
+            size = _near(others_a[:size], phi_m, o_z, positions)
+            for i in range(size):
+                p = positions[i]
+                list_a[i], list_phi[i], list_w[i], list_j[i] = others_a[p], others_phi[p], others_w[p], others_j[p]
+            others_a, others_phi, others_w, others_j = list_a, list_phi, list_w, list_j
+    if rest:
+        size = _near(others_a[:size], few, o_z, positions)
+        sorted_positions = positions[:size][np.argsort(others_a[positions[:size]])]
+        for c in range(len(index)):
+            if not visited[c] or logit[c] >= few:
+                continue
+            m = index[c]
+            a_m, phi_m, before_true = a[m], logit[c], m < z
+            for p in sorted_positions:
+                o_m, j = others_a[p] - phi_m, others_j[p]
+                if not o_m <= o_z:
+                    break
+                if _wins(o_m, a_m - others_phi[p], o_z, before_true, m < j):
+                    members[c] += 1
+                    weight[c] += others_w[p]
+                    if listed:
+                        pairs, count = _add_pair(pairs, count, c, j)
+    return pairs[:count]
+
+
+@no_type_check
+@numba.njit(cache=True, inline="always")
+def _swapped_with_true(v, a_v, phi_v, z, a_z, phi_z, z2, o_z2):
+    """z^{v⇌z}: the least of three, the smaller index on a tie."""
+    o_v, o_true = a_z - phi_v, a_v - phi_z
+    action, o = v, o_v
+    if o_true < o_v or (o_true == o_v and z < v):
+        action, o = z, o_true
+    if z2 != v and (o_z2 < o or (o_z2 == o and z2 < action)):
+        action = z2
+    return action
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums):
+    """S of the runner-up less w_z: its default in the row of the table that belongs to z."""
+    a_2, phi_2, w_z, w_2 = a[z2], phi[z2], np.float64(w[z]), np.float64(w[z2])
+    of_others, of_swaps = 0.0, 0.0
+    before_true = z2 < z
+    low, high = min(z, z2), max(z, z2)
+    for start, stop in ((0, low), (low + 1, high), (high + 1, len(a))):
+        before_v = z2 < start
+        for v in range(start, stop):
+            a_v, phi_v, w_v = a[v], phi[v], np.float64(w[v])
+            o_v, o_true = a_z - phi_v, a_v - phi_z
+            stays = ((o_z2 < o_v) | ((o_z2 == o_v) & before_v)) & ((o_z2 < o_true) | ((o_z2 == o_true) & before_true))
+            wins = _wins(a_v - phi_2, a_2 - phi_v, o_z, before_true, before_v)
+            of_swaps = _plus(of_swaps, w_v if stays else 0.0)
+            of_others = _plus(of_others, w_v if wins else 0.0)
+            sums[v] = (w_2 if wins else 0.0) - (0.0 if stays else w_z)
+    if _swapped_with_true(z2, a_2, phi_2, z, a_z, phi_z, z2, o_z2) == z2:
+        of_swaps += w_2
+    else:
+        of_others -= w_z
+    sums[z2], sums[z] = of_others, of_swaps - w_z
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _true_action_sums(index, pairs, phi, a, w, z, a_z, phi_z, z2, o_z2, sums):
+    """S of the true action, which is a branch only if another token was taken, less Σ w: its default elsewhere."""
+    sums[:] = 0.0
+    for i in range(len(pairs)):
+        m, j = index[pairs[i, 0]], pairs[i, 1]
+        sums[m] -= w[j]
+        sums[j] -= w[m]
+    for v in range(len(a)):
+        if v == z:
+            sums[z] += w[z]
+        elif _swapped_with_true(v, a[v], phi[v], z, a_z, phi_z, z2, o_z2) == z:
+            sums[v] += w[z]
+        else:
+            sums[z] -= w[v]
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _square_and_sum(sums):
+    squares, plain = 0.0, 0.0
+    for v in range(len(sums)):
+        squares = _plus(squares, sums[v] * sums[v])
+        plain = _plus(plain, sums[v])
+    return squares, plain
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _search(phis, lines, logs, weights, tokens, work, found):
+    """The first invalid row or −1; true actions, runners-up, numbers of branches and of candidates; all of these."""
+    sums, visited, members, weight = work[0], work[7], work[8], work[9]
+    action, norm, candidate, logit = found
+    cells, vocab = logs.shape
+    true, runner_up = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+    branches, candidates = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+    bad, branch, first = -1, 0, 0
+    slack = 4 * np.finfo(logs.dtype).eps
+    for r in range(cells):
+        phi, a, w, token = phis[lines[r]], logs[r], weights[r], tokens[r]
+        z, o_z, z2, o_z2 = two_smallest(a, phi)
+        if not np.isfinite(o_z):
+            bad = r
+            break
+        true[r], runner_up[r] = z, z2
+        if o_z2 == np.inf:
+            continue
+        a_z, phi_z, w_z = a[z], phi[z], np.float64(w[z])
+        a[z] = np.inf
+        lowest = a[0]
+        for i in range(vocab):
+            lowest = _lesser(a[i], lowest)
+        # Others lead to m if a_j − φ_m ≤ o_z, z if a_z − φ_m ≤ o_z₂.
+        bound = lowest - o_z - slack * (abs(lowest) + abs(o_z))
+        bound = logs.dtype.type(min(bound, a_z - o_z2 - slack * (abs(a_z) + abs(o_z2))))
+        count = _find_candidates(phi, bound, z, z2, candidate[first:])
+        index, phi_c = candidate[first : first + count], logit[first : first + count]
+        listed = token != z  # then the true action is a branch
+        for c in range(count):
+            phi_c[c] = phi[index[c]]
+            visited[c] = index[c] != z and (listed or (index[c] != z2 and index[c] != token))
+        pairs = _find_others(index, phi_c, phi, a, w, z, o_z, work, listed)
+        for c in range(count):
+            m = index[c]
+            if m == token:
+                continue
+            if m == z:
+                _true_action_sums(index, pairs, phi, a, w, z, a_z, phi_z, z2, o_z2, sums)
+                squares, plain = _square_and_sum(sums)
+            elif m == z2:
+                _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums)
+                squares, plain = _square_and_sum(sums)
+            else:
+                w_m, number, own = np.float64(w[m]), members[c], weight[c]
+                if _swapped_with_true(m, a[m], phi_c[c], z, a_z, phi_z, z2, o_z2) == m:
+                    number, own = number + 1, own + w_z
+                squares, plain = own * own + number * w_m * w_m, own + number * w_m
+            centred = squares - plain * plain / vocab
+            if centred > ROUNDING * squares:
+                action[branch], norm[branch] = m, np.sqrt(centred)
+                branch += 1
+                branches[r] += 1
+        candidates[r] = count
+        first += count
+    lists = (action[:branch].copy(), norm[:branch].copy(), candidate[:first].copy(), logit[:first].copy())
+    return bad, true, runner_up, branches, candidates, *lists
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _with_room(branch, coordinate, value, count, more):
+    """The lists, at least twice as long if they have no room for ``more`` entries."""
+    if count + more <= len(value):
+        return branch, coordinate, value
+    size = 2 * len(value) + more
+    longer = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, value.dtype)
+    longer[0][:count], longer[1][:count], longer[2][:count] = branch[:count], coordinate[:count], value[:count]
+    return longer
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _write(candidate, logit, action, position, logs, weights, trues, runners_up, first, last, begin, end, phi, work):
+    """The entries of the branches ``begin`` to ``end`` of each cell with the candidates ``first`` to ``last``.
+
+    ``phi`` is −inf everywhere, before and afterwards.
+    """
+    sums, visited, members, weight = work[0], work[7], work[8], work[9]
+    cells, vocab = logs.shape
+    branch, coordinate, value = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, logs.dtype)
+    target = np.full(vocab if cells else 0, -1, np.int64)  # the position of each candidate that is a wanted branch
+    count = 0
+    for r in range(cells):
+        a, w, z, z2 = logs[r], weights[r], trues[r], runners_up[r]
+        index, phi_c = candidate[first[r] : last[r]], logit[first[r] : last[r]]
+        for c in range(len(index)):
+            phi[index[c]] = phi_c[c]
+            visited[c] = False
+        a_z, phi_z, o_z, o_z2 = a[z], phi[z], a[z] - phi[z], a[z2] - phi[z2]
+        a[z] = np.inf
+        listed_all = False
+        for t in range(begin[r], end[r]):
+            c = np.searchsorted(index, action[t])
+            target[c] = position[t]
+            visited[c] = action[t] != z2
+            listed_all |= action[t] == z
+        if listed_all:
+            for c in range(len(index)):
+                visited[c] = index[c] != z
+        pairs = _find_others(index, phi_c, phi, a, w, z, o_z, work, True)
+        branch, coordinate, value = _with_room(branch, coordinate, value, count, len(pairs))
+        for i in range(len(pairs)):
+            c, j = pairs[i]
+            m = index[c]
+            if target[c] >= 0 and m != z2 and w[m] != 0:
+                branch[count], coordinate[count], value[count] = target[c], j, w[m]
+                count += 1
+        for t in range(begin[r], end[r]):
+            m = action[t]
+            c = np.searchsorted(index, m)
+            if m == z or m == z2:
+                if m == z:
+                    _true_action_sums(index, pairs, phi, a, w, z, a_z, phi_z, z2, o_z2, sums)
+                else:
+                    _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums)
+                branch, coordinate, value = _with_room(branch, coordinate, value, count, vocab)
+                for v in range(vocab):
+                    if sums[v] != 0:
+                        branch[count], coordinate[count], value[count] = target[c], v, sums[v]
+                        count += 1
+            else:
+                own = weight[c]
+                branch, coordinate, value = _with_room(branch, coordinate, value, count, 2)
+                if _swapped_with_true(m, a[m], phi_c[c], z, a_z, phi_z, z2, o_z2) == m:
+                    own += w[z]
+                    if w[m] != 0:
+                        branch[count], coordinate[count], value[count] = target[c], z, w[m]
+                        count += 1
+                if own != 0:
+                    branch[count], coordinate[count], value[count] = target[c], m, own
+                    count += 1
+        for c in range(len(index)):
+            phi[index[c]] = -np.inf
+            target[c] = -1
+    return branch[:count].copy(), coordinate[:count].copy(), value[:count].copy()
