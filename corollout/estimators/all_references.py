@@ -104,10 +104,9 @@ class SwapSearch:
         columns = (torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)[1:])
         return cls(parts[0].vocab, *columns)
 
-    @property
-    def cell(self) -> Int64[Tensor, " branch"]:
-        """The cell of each branch."""
-        return torch.arange(len(self.keys)).repeat_interleave(self.branches)
+    def select(self, kept: Int64[Tensor, " kept"]) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"]]:
+        """The cells and the actions of some branches."""
+        return torch.searchsorted(self.branches.cumsum(0), kept, right=True), self.action[kept].long()
 
     def entries(
         self, kept: Int64[Tensor, " kept"]
@@ -116,9 +115,10 @@ class SwapSearch:
 
         Coordinates without an entry are zero.
         """
-        cell, position = self.cell[kept].sort(stable=True)
+        cell, action = self.select(kept)
+        cell, position = cell.sort(stable=True)
         cell, counts = cell.unique_consecutive(return_counts=True)
-        branches = (self.action[kept[position]].numpy(), position.numpy())
+        branches = (action[position].numpy(), position.numpy())
         write = partial(_write_rows, self.candidate.numpy(), self.logit.numpy(), *branches)
         last_candidate, last_branch = self.candidates.cumsum(0), counts.cumsum(0)
         columns = (self.keys, self.steps, self.scale, self.true, self.runner_up)
@@ -129,8 +129,7 @@ class SwapSearch:
         parts = []
         for i in range(0, max(len(cell), 1), size):
             block_keys, *rest = (array[i : i + size] for array in arrays)
-            results = by_rows(write, self.vocab, buffer[: len(block_keys)], block_keys, *rest)
-            parts.extend(part for _, result in results for part in result)
+            parts.extend(part for _, part in by_rows(write, self.vocab, buffer[: len(block_keys)], block_keys, *rest))
         branch, coordinate, value = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
         return branch, coordinate, value
 
@@ -171,19 +170,23 @@ def _write_rows(
     steps: np.ndarray,
     scale: np.ndarray,
     *cells: np.ndarray,
-) -> list[Any]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of some cells. ``e`` is overwritten."""
     size = max(1, _PART // e.shape[1])
     logs = np.empty((min(size, len(e)), e.shape[1]), e.dtype)
     work, phi = _work(e.shape[1], e.dtype), np.full(e.shape[1], -np.inf, e.dtype)
-    results = []
+    target, count = np.full(e.shape[1], -1), 0
+    entries = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, e.dtype)
     for i in range(0, max(len(e), 1), size):
         part = slice(i, i + size)
         a = logs[: len(e[part])]
         exponential_into(e[part], keys[part], steps[part])
         _prepare(e[part], scale[part], a)
         lists = (candidate, logit, action, position)
-        results.append(_write(*lists, a, e[part], *(column[part] for column in cells), phi, work))
-    return results
+        columns = (column[part] for column in cells)
+        count, *entries = _write(*lists, a, e[part], *columns, phi, target, work, count, *entries)
+    branch, coordinate, value = entries
+    return branch[:count], coordinate[:count], value[:count]
 
 
 def _prepare(e: np.ndarray, scale: np.ndarray, a: np.ndarray) -> None:
@@ -242,30 +245,53 @@ def _plus(x, y):
 
 
 @no_type_check
-@numba.njit(cache=True, fastmath={"nnan", "nsz"})
-def _lesser(x, y):
-    return x if x < y else y
+@numba.njit(cache=True)
+def _least(a):
+    least = a[0]
+    for start in range(0, len(a), _STRIDE):
+        part = a[start : start + _STRIDE]
+        new = 0
+        for i in range(len(part)):
+            new += part[i] < least
+        if new:
+            for i in range(len(part)):
+                least = min(least, part[i])
+    return least
 
 
 @no_type_check
 @numba.njit(cache=True, inline="always")
 def _wins(o_m, o_j, o_z, before_true, before_other):
-    """Whether m wins against z and j, both of which it may precede."""
+    """Whether m wins against z and j, both of which it may precede; or against z₂ and z."""
     return ((o_m < o_z) | ((o_m == o_z) & before_true)) & ((o_m < o_j) | ((o_m == o_j) & before_other))
 
 
 @no_type_check
 @numba.njit(cache=True)
-def _scan(a, phi, w, start, stop, a_m, phi_m, o_z, before_true, before_other):
-    """Of the others at these positions: how many have a_j − φ_m ≤ o_z; how many m wins against, and their weights."""
+def _scan(a, phi, w, a_m, phi_m, o_z, before_true, before_other):
+    """Of these others: how many have a_j − φ_m ≤ o_z, how many m wins against, and the weights of the latter."""
     near, wins, weight = 0, 0, 0.0
-    for i in range(start, stop):
+    for i in range(len(a)):
         o_m, o_j = a[i] - phi_m, a_m - phi[i]
         near += o_m <= o_z
         win = _wins(o_m, o_j, o_z, before_true, before_other)
         wins += win
         weight = _plus(weight, np.float64(w[i]) if win else 0.0)
     return near, wins, weight
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _challenge(a, phi, members, weight, a_j, phi_j, w_j, o_z, before_true, before_other):
+    """Add j to the others of the actions m that win against it; return how many have a_j − φ_m ≤ o_z."""
+    near, w = 0, np.float64(w_j)
+    for i in range(len(a)):
+        o_m, o_j = a_j - phi[i], a[i] - phi_j
+        near += o_m <= o_z
+        win = _wins(o_m, o_j, o_z, before_true, before_other)
+        members[i] += win
+        weight[i] += w if win else 0.0
+    return near
 
 
 @no_type_check
@@ -279,9 +305,9 @@ def _near(a, phi_m, o_z, out):
         for i in range(len(part)):
             new += part[i] - phi_m <= o_z
         if new:
-            for i in range(start, start + len(part)):
-                out[count] = i
-                count += a[i] - phi_m <= o_z
+            for i in range(len(part)):
+                out[count] = start + i
+                count += part[i] - phi_m <= o_z
     return count
 
 
@@ -321,7 +347,7 @@ def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
 
     Here a_z = inf, so that z is never one of the others.
     """
-    _, identity, positions, list_a, list_phi, list_w, list_j, visited, members, weight, order = work
+    sums, identity, positions, list_a, list_phi, list_w, list_j, visited, members, weight, order = work
     vocab = len(a)
     pairs, count = np.empty((0, 2), np.int32), 0
     # About _FEW of V exponential numbers are so small that they matter to an action with a lower logit than this.
@@ -340,37 +366,67 @@ def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
         m = index[c]
         a_m, phi_m, before_true = a[m], logit[c], m < z
         cut = np.searchsorted(others_j[:size], m)  # j < m, then j ≥ m
-        near_1, wins_1, weight_1 = _scan(others_a, others_phi, others_w, 0, cut, a_m, phi_m, o_z, before_true, False)
-        near_2, wins_2, weight_2 = _scan(others_a, others_phi, others_w, cut, size, a_m, phi_m, o_z, before_true, True)
-        members[c], weight[c] = wins_1 + wins_2, weight_1 + weight_2
+        near = 0
+        for start, stop in ((0, cut), (cut, size)):
+            parts = others_a[start:stop], others_phi[start:stop], others_w[start:stop]
+            part_near, part_members, part_weight = _scan(*parts, a_m, phi_m, o_z, before_true, start == cut)
+            near += part_near
+            members[c] += part_members
+            weight[c] += part_weight
         if listed:
             for i in range(size):
                 j = others_j[i]
                 if _wins(others_a[i] - phi_m, a_m - others_phi[i], o_z, before_true, m < j):
                     pairs, count = _add_pair(pairs, count, c, j)
-        if 4 * (near_1 + near_2) < size:
+        if 4 * near < size:
             size = _near(others_a[:size], phi_m, o_z, positions)
             for i in range(size):
                 p = positions[i]
                 list_a[i], list_phi[i], list_w[i], list_j[i] = others_a[p], others_phi[p], others_w[p], others_j[p]
             others_a, others_phi, others_w, others_j = list_a, list_phi, list_w, list_j
-    if rest:
-        size = _near(others_a[:size], few, o_z, positions)
-        sorted_positions = positions[:size][np.argsort(others_a[positions[:size]])]
-        for c in range(len(index)):
-            if not visited[c] or logit[c] >= few:
-                continue
-            m = index[c]
-            a_m, phi_m, before_true = a[m], logit[c], m < z
-            for p in sorted_positions:
-                o_m, j = others_a[p] - phi_m, others_j[p]
-                if not o_m <= o_z:
-                    break
-                if _wins(o_m, a_m - others_phi[p], o_z, before_true, m < j):
-                    members[c] += 1
-                    weight[c] += others_w[p]
-                    if listed:
-                        pairs, count = _add_pair(pairs, count, c, j)
+    if rest == 0:
+        return pairs[:count]
+    # From here on the lists hold the candidates that are left, and each of the few others shortens them.
+    near = positions[: _near(others_a[:size], few, o_z, positions)]
+    near = near[np.argsort(others_a[near])]
+    near_a, near_phi, near_w, near_j = others_a[near], others_phi[near], others_w[near], others_j[near]
+    size = 0
+    for c in range(len(index)):
+        if visited[c] and logit[c] < few:
+            list_a[size], list_phi[size], list_j[size], order[size], sums[size] = a[index[c]], logit[c], c, 0, 0.0
+            size += 1
+    true_at = np.searchsorted(index, z)
+    for i in range(len(near_a)):
+        a_j, phi_j, w_j, j = near_a[i], near_phi[i], near_w[i], near_j[i]
+        # m < z and m < j, then only one of the two, then neither.
+        cut_true = np.searchsorted(list_j[:size], true_at)
+        cut_other = np.searchsorted(list_j[:size], np.searchsorted(index, j))
+        low, high = min(cut_true, cut_other), max(cut_true, cut_other)
+        number = 0
+        for start, stop in ((0, low), (low, high), (high, size)):
+            parts = list_a[start:stop], list_phi[start:stop], order[start:stop], sums[start:stop]
+            number += _challenge(*parts, a_j, phi_j, w_j, o_z, start < cut_true, start < cut_other)
+        if listed:
+            for k in range(size):
+                c = list_j[k]
+                if _wins(a_j - list_phi[k], list_a[k] - phi_j, o_z, index[c] < z, index[c] < j):
+                    pairs, count = _add_pair(pairs, count, c, j)
+        if 4 * number < size or i + 1 == len(near_a):
+            new = 0
+            for k in range(size):
+                c = list_j[k]
+                members[c], weight[c] = order[k], sums[k]
+                list_a[new], list_phi[new], list_j[new], order[new], sums[new] = (
+                    list_a[k],
+                    list_phi[k],
+                    c,
+                    order[k],
+                    sums[k],
+                )
+                new += a_j - list_phi[k] <= o_z
+            size = new
+            if size == 0:
+                break
     return pairs[:count]
 
 
@@ -397,14 +453,15 @@ def _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums):
     low, high = min(z, z2), max(z, z2)
     for start, stop in ((0, low), (low + 1, high), (high + 1, len(a))):
         before_v = z2 < start
-        for v in range(start, stop):
-            a_v, phi_v, w_v = a[v], phi[v], np.float64(w[v])
+        part_a, part_phi, part_w, part_sums = a[start:stop], phi[start:stop], w[start:stop], sums[start:stop]
+        for i in range(len(part_a)):
+            a_v, phi_v, w_v = part_a[i], part_phi[i], np.float64(part_w[i])
             o_v, o_true = a_z - phi_v, a_v - phi_z
             stays = ((o_z2 < o_v) | ((o_z2 == o_v) & before_v)) & ((o_z2 < o_true) | ((o_z2 == o_true) & before_true))
             wins = _wins(a_v - phi_2, a_2 - phi_v, o_z, before_true, before_v)
             of_swaps = _plus(of_swaps, w_v if stays else 0.0)
             of_others = _plus(of_others, w_v if wins else 0.0)
-            sums[v] = (w_2 if wins else 0.0) - (0.0 if stays else w_z)
+            part_sums[i] = (w_2 if wins else 0.0) - (0.0 if stays else w_z)
     if _swapped_with_true(z2, a_2, phi_2, z, a_z, phi_z, z2, o_z2) == z2:
         of_swaps += w_2
     else:
@@ -462,9 +519,7 @@ def _search(phis, lines, logs, weights, tokens, work, found):
             continue
         a_z, phi_z, w_z = a[z], phi[z], np.float64(w[z])
         a[z] = np.inf
-        lowest = a[0]
-        for i in range(vocab):
-            lowest = _lesser(a[i], lowest)
+        lowest = _least(a)
         # Others lead to m if a_j − φ_m ≤ o_z, z if a_z − φ_m ≤ o_z₂.
         bound = lowest - o_z - slack * (abs(lowest) + abs(o_z))
         bound = logs.dtype.type(min(bound, a_z - o_z2 - slack * (abs(a_z) + abs(o_z2))))
@@ -486,9 +541,9 @@ def _search(phis, lines, logs, weights, tokens, work, found):
                 _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums)
                 squares, plain = _square_and_sum(sums)
             else:
-                w_m, number, own = np.float64(w[m]), members[c], weight[c]
-                if _swapped_with_true(m, a[m], phi_c[c], z, a_z, phi_z, z2, o_z2) == m:
-                    number, own = number + 1, own + w_z
+                o_m, o_true = a_z - phi_c[c], a[m] - phi_z
+                win = _wins(o_m, o_true, o_z2, m < z2, m < z)
+                w_m, number, own = np.float64(w[m]), members[c] + win, weight[c] + (w_z if win else 0.0)
                 squares, plain = own * own + number * w_m * w_m, own + number * w_m
             centred = squares - plain * plain / vocab
             if centred > ROUNDING * squares:
@@ -515,16 +570,34 @@ def _with_room(branch, coordinate, value, count, more):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _write(candidate, logit, action, position, logs, weights, trues, runners_up, first, last, begin, end, phi, work):
-    """The entries of the branches ``begin`` to ``end`` of each cell with the candidates ``first`` to ``last``.
+def _write(
+    candidate,
+    logit,
+    action,
+    position,
+    logs,
+    weights,
+    trues,
+    runners_up,
+    first,
+    last,
+    begin,
+    end,
+    phi,
+    target,
+    work,
+    count,
+    branch,
+    coordinate,
+    value,
+):
+    """Append the entries of the branches ``begin`` to ``end`` of cells with the candidates ``first`` to ``last``.
 
-    ``phi`` is −inf everywhere, before and afterwards.
+    Of candidates that are branches, ``target`` is the position. Before and afterwards all logits ``phi`` are −inf and
+    all targets −1.
     """
     sums, visited, members, weight = work[0], work[7], work[8], work[9]
     cells, vocab = logs.shape
-    branch, coordinate, value = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, logs.dtype)
-    target = np.full(vocab if cells else 0, -1, np.int64)  # the position of each candidate that is a wanted branch
-    count = 0
     for r in range(cells):
         a, w, z, z2 = logs[r], weights[r], trues[r], runners_up[r]
         index, phi_c = candidate[first[r] : last[r]], logit[first[r] : last[r]]
@@ -566,7 +639,7 @@ def _write(candidate, logit, action, position, logs, weights, trues, runners_up,
             else:
                 own = weight[c]
                 branch, coordinate, value = _with_room(branch, coordinate, value, count, 2)
-                if _swapped_with_true(m, a[m], phi_c[c], z, a_z, phi_z, z2, o_z2) == m:
+                if _wins(a_z - phi_c[c], a[m] - phi_z, o_z2, m < z2, m < z):
                     own += w[z]
                     if w[m] != 0:
                         branch[count], coordinate[count], value[count] = target[c], z, w[m]
@@ -577,4 +650,4 @@ def _write(candidate, logit, action, position, logs, weights, trues, runners_up,
         for c in range(len(index)):
             phi[index[c]] = -np.inf
             target[c] = -1
-    return branch[:count].copy(), coordinate[:count].copy(), value[:count].copy()
+    return count, branch, coordinate, value

@@ -269,9 +269,9 @@ class ARS(Branching):
         self.check_head(trajectories.head)
         if self._swaps_all(trajectories):
             search, rows, steps = _swap_search(trajectories)
-            rows, steps = rows[search.cell], steps[search.cell]
-            kept, weight = self.spend(search.norm, rows, trajectories, noise)
-            branches, entries = (rows[kept], steps[kept], search.action[kept].long()), search.entries(kept)
+            kept, weight = self.spend(search.norm, rows.repeat_interleave(search.branches), trajectories, noise)
+            cell, action = search.select(kept)
+            branches, entries = (rows[cell], steps[cell], action), search.entries(kept)
         else:
             coefficients = self._coefficients(trajectories, noise)
             kept, weight = self.spend(coefficients.norm, coefficients.row, trajectories, noise)
