@@ -331,25 +331,25 @@ def _find_candidates(phi, bound, z, z2, out):
 
 @no_type_check
 @numba.njit(cache=True)
-def _add_pair(pairs, count, c, j):
-    if count == len(pairs):
-        longer = np.empty((2 * count + 64, 2), np.int32)
-        longer[:count] = pairs
-        pairs = longer
-    pairs[count, 0], pairs[count, 1] = c, j
-    return pairs, count + 1
+def _longer(values, count, more):
+    """The values, in a list at least twice as long if this one has no room for ``more`` than ``count`` of them."""
+    if count + more <= len(values):
+        return values
+    longer = np.empty(2 * len(values) + more, values.dtype)
+    longer[:count] = values[:count]
+    return longer
 
 
 @no_type_check
 @numba.njit(cache=True)
 def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
-    """For each visited candidate b, |O_b| and Σ_{j ∈ O_b} w_j without z; and, if ``listed``, the pairs (b, j).
+    """For each visited candidate b, |O_b| and Σ_{j ∈ O_b} w_j without z; and, if ``listed``, all b and j as two lists.
 
     Here a_z = inf, so that z is never one of the others.
     """
     sums, identity, positions, list_a, list_phi, list_w, list_j, visited, members, weight, order = work
     vocab = len(a)
-    pairs, count = np.empty((0, 2), np.int32), 0
+    listed_c, listed_j, count = np.empty(0, np.int32), np.empty(0, np.int32), 0
     # About _FEW of V exponential numbers are so small that they matter to an action with a lower logit than this.
     few = a.dtype.type(np.log(_FEW) - 2 * np.log(vocab) - o_z if vocab > _FEW else np.inf)
     many, rest = 0, 0
@@ -374,10 +374,11 @@ def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
             members[c] += part_members
             weight[c] += part_weight
         if listed:
+            listed_c, listed_j = _longer(listed_c, count, members[c] + 1), _longer(listed_j, count, members[c] + 1)
             for i in range(size):
                 j = others_j[i]
-                if _wins(others_a[i] - phi_m, a_m - others_phi[i], o_z, before_true, m < j):
-                    pairs, count = _add_pair(pairs, count, c, j)
+                listed_c[count], listed_j[count] = c, j
+                count += _wins(others_a[i] - phi_m, a_m - others_phi[i], o_z, before_true, m < j)
         if 4 * near < size:
             size = _near(others_a[:size], phi_m, o_z, positions)
             for i in range(size):
@@ -385,7 +386,7 @@ def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
                 list_a[i], list_phi[i], list_w[i], list_j[i] = others_a[p], others_phi[p], others_w[p], others_j[p]
             others_a, others_phi, others_w, others_j = list_a, list_phi, list_w, list_j
     if rest == 0:
-        return pairs[:count]
+        return listed_c[:count], listed_j[:count]
     # From here on the lists hold the candidates that are left, and each of the few others shortens them.
     near = positions[: _near(others_a[:size], few, o_z, positions)]
     near = near[np.argsort(others_a[near])]
@@ -407,10 +408,11 @@ def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
             parts = list_a[start:stop], list_phi[start:stop], order[start:stop], sums[start:stop]
             number += _challenge(*parts, a_j, phi_j, w_j, o_z, start < cut_true, start < cut_other)
         if listed:
+            listed_c, listed_j = _longer(listed_c, count, size + 1), _longer(listed_j, count, size + 1)
             for k in range(size):
                 c = list_j[k]
-                if _wins(a_j - list_phi[k], list_a[k] - phi_j, o_z, index[c] < z, index[c] < j):
-                    pairs, count = _add_pair(pairs, count, c, j)
+                listed_c[count], listed_j[count] = c, j
+                count += _wins(a_j - list_phi[k], list_a[k] - phi_j, o_z, index[c] < z, index[c] < j)
         if 4 * number < size or i + 1 == len(near_a):
             new = 0
             for k in range(size):
@@ -427,7 +429,7 @@ def _find_others(index, logit, phi, a, w, z, o_z, work, listed):
             size = new
             if size == 0:
                 break
-    return pairs[:count]
+    return listed_c[:count], listed_j[:count]
 
 
 @no_type_check
@@ -471,11 +473,11 @@ def _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums):
 
 @no_type_check
 @numba.njit(cache=True)
-def _true_action_sums(index, pairs, phi, a, w, z, a_z, phi_z, z2, o_z2, sums):
+def _true_action_sums(index, listed_c, listed_j, phi, a, w, z, a_z, phi_z, z2, o_z2, sums):
     """S of the true action, which is a branch only if another token was taken, less Σ w: its default elsewhere."""
     sums[:] = 0.0
-    for i in range(len(pairs)):
-        m, j = index[pairs[i, 0]], pairs[i, 1]
+    for i in range(len(listed_c)):
+        m, j = index[listed_c[i]], listed_j[i]
         sums[m] -= w[j]
         sums[j] -= w[m]
     for v in range(len(a)):
@@ -529,13 +531,13 @@ def _search(phis, lines, logs, weights, tokens, work, found):
         for c in range(count):
             phi_c[c] = phi[index[c]]
             visited[c] = index[c] != z and (listed or (index[c] != z2 and index[c] != token))
-        pairs = _find_others(index, phi_c, phi, a, w, z, o_z, work, listed)
+        listed_c, listed_j = _find_others(index, phi_c, phi, a, w, z, o_z, work, listed)
         for c in range(count):
             m = index[c]
             if m == token:
                 continue
             if m == z:
-                _true_action_sums(index, pairs, phi, a, w, z, a_z, phi_z, z2, o_z2, sums)
+                _true_action_sums(index, listed_c, listed_j, phi, a, w, z, a_z, phi_z, z2, o_z2, sums)
                 squares, plain = _square_and_sum(sums)
             elif m == z2:
                 _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums)
@@ -559,13 +561,19 @@ def _search(phis, lines, logs, weights, tokens, work, found):
 @no_type_check
 @numba.njit(cache=True)
 def _with_room(branch, coordinate, value, count, more):
-    """The lists, at least twice as long if they have no room for ``more`` entries."""
-    if count + more <= len(value):
-        return branch, coordinate, value
-    size = 2 * len(value) + more
-    longer = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, value.dtype)
-    longer[0][:count], longer[1][:count], longer[2][:count] = branch[:count], coordinate[:count], value[:count]
-    return longer
+    return _longer(branch, count, more), _longer(coordinate, count, more), _longer(value, count, more)
+
+
+@no_type_check
+@numba.njit(cache=True)
+def _shift_to_zero(sums, common):
+    """Add a constant so that a common value becomes zero if it occurs more often than zero."""
+    more = 0
+    for v in range(len(sums)):
+        more += np.int64(sums[v] == common) - np.int64(sums[v] == 0)
+    if more > 0:
+        for v in range(len(sums)):
+            sums[v] -= common
 
 
 @no_type_check
@@ -615,10 +623,10 @@ def _write(
         if listed_all:
             for c in range(len(index)):
                 visited[c] = index[c] != z
-        pairs = _find_others(index, phi_c, phi, a, w, z, o_z, work, True)
-        branch, coordinate, value = _with_room(branch, coordinate, value, count, len(pairs))
-        for i in range(len(pairs)):
-            c, j = pairs[i]
+        listed_c, listed_j = _find_others(index, phi_c, phi, a, w, z, o_z, work, True)
+        branch, coordinate, value = _with_room(branch, coordinate, value, count, len(listed_c))
+        for i in range(len(listed_c)):
+            c, j = listed_c[i], listed_j[i]
             m = index[c]
             if target[c] >= 0 and m != z2 and w[m] != 0:
                 branch[count], coordinate[count], value[count] = target[c], j, w[m]
@@ -628,14 +636,14 @@ def _write(
             c = np.searchsorted(index, m)
             if m == z or m == z2:
                 if m == z:
-                    _true_action_sums(index, pairs, phi, a, w, z, a_z, phi_z, z2, o_z2, sums)
+                    _true_action_sums(index, listed_c, listed_j, phi, a, w, z, a_z, phi_z, z2, o_z2, sums)
                 else:
                     _runner_up_sums(phi, a, w, z, a_z, phi_z, z2, o_z, o_z2, sums)
-                branch, coordinate, value = _with_room(branch, coordinate, value, count, vocab)
+                    _shift_to_zero(sums, -np.float64(w[z]))
+                branch, coordinate, value = _with_room(branch, coordinate, value, count, vocab + 1)
                 for v in range(vocab):
-                    if sums[v] != 0:
-                        branch[count], coordinate[count], value[count] = target[c], v, sums[v]
-                        count += 1
+                    branch[count], coordinate[count], value[count] = target[c], v, sums[v]
+                    count += sums[v] != 0
             else:
                 own = weight[c]
                 branch, coordinate, value = _with_room(branch, coordinate, value, count, 2)
