@@ -140,7 +140,9 @@ def _checked(logits: Tensor, index: Tensor) -> Tensor:
     if logits.dtype not in (torch.float32, torch.float64):
         raise InputError(f"logits must be float32 or float64, not {logits.dtype}")
     if len(index) and not (0 <= int(index.min()) and int(index.max()) < len(logits)):
-        raise InputError(f"there are {len(logits)} lines of logits, but cells with lines {index.min()} to {index.max()}")
+        raise InputError(
+            f"there are {len(logits)} lines of logits, but cells with lines {index.min()} to {index.max()}"
+        )
     return logits.detach().contiguous()
 
 
