@@ -22,10 +22,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.all_references import ROUNDING, SwapSearch
+from corollout.estimators.all_references import SwapSearch
 from corollout.estimators.estimator import Branching
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
+from corollout.estimators.swap_loops import ROUNDING
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
 from corollout.types import Trajectories
 

@@ -1,6 +1,6 @@
 """ARSM with all references: the search without a table finds what the table has."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -102,7 +102,7 @@ def test_the_search_equals_the_table(dtype: torch.dtype, greedy: bool):
 
 
 @contextmanager
-def logarithms_on_a_grid(grid: float) -> Iterator[None]:
+def logarithms_on_a_grid(grid: float) -> Generator[None]:
     def log_into(out: np.ndarray, values: np.ndarray) -> None:
         out[...] = np.round(np.log(values.astype(np.float64)) / grid) * grid
 
