@@ -9,6 +9,7 @@ the SplitMix64 stream that starts at the hash of (key, step). On the CPU the loo
 operations compute the same integers.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import no_type_check
 
@@ -94,6 +95,27 @@ def uniform(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.flo
 def exponential(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
     """Exp(1) numbers, finite and positive; precise where they are small, which is what decides a race."""
     return uniform(keys, steps, width, dtype).neg_().log1p_().neg_()
+
+
+def exponential_into(out: np.ndarray, keys: np.ndarray, steps: np.ndarray) -> None:
+    """Fill one row of ``out`` for each key with the numbers of ``exponential``, on the CPU and in one thread."""
+    below_one = out.dtype.type(_BELOW_ONE[torch.float32 if out.dtype == np.float32 else torch.float64])
+    _uniform_into(out, keys.view(np.uint64), steps.view(np.uint64), below_one)
+    in_pieces(lambda e: e.neg_().log1p_().neg_(), out)
+
+
+# PyTorch computes this many numbers in one thread.
+_PIECE = 1 << 15
+
+
+def in_pieces(function: Callable[..., Tensor], *arrays: np.ndarray) -> None:
+    """Apply PyTorch operations to contiguous arrays of equal sizes, in pieces so small that they start no threads.
+
+    Threads of PyTorch's own would keep the cores busy that ``by_rows`` has given work.
+    """
+    tensors = [torch.from_numpy(array).view(-1) for array in arrays]
+    for i in range(0, len(tensors[0]), _PIECE):
+        function(*(tensor[i : i + _PIECE] for tensor in tensors))
 
 
 def dirichlet(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "row width"]:
@@ -246,6 +268,18 @@ def _bits_compiled(keys, steps, out):
         for i in range(out.shape[1]):
             x += _U(_GAMMA)
             out[r, i] = mix_compiled(x) >> _U(11)
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _uniform_into(out, keys, steps, below_one):
+    kind = out.dtype.type
+    half, scale = kind(0.5), kind(_TWO_POW_MINUS_53)
+    for r in range(len(keys)):
+        x = mix_compiled(keys[r] + (steps[r] + _U(1)) * _U(_MIX_2))
+        for i in range(out.shape[1]):
+            x += _U(_GAMMA)
+            out[r, i] = min((kind(np.int64(mix_compiled(x) >> _U(11))) + half) * scale, below_one)
 
 
 @no_type_check

@@ -1,8 +1,8 @@
 """Prefix trees: the distinct prefixes of the sequences of each context, so that each is computed once.
 
-A node is what a policy has read when it puts out logits: the start token and the first t tokens of a sequence. Sequences
-of a context that begin alike share their first nodes. Nodes are ordered by level, that is by the number of tokens read,
-and within a level by the first row that passes through them.
+A node is what a policy has read when it puts out logits: the start token and the first t tokens of a sequence.
+Sequences of a context that begin alike share their first nodes. Nodes are ordered by level, that is by the number of
+tokens read, and within a level by the first row that passes through them.
 """
 
 from collections.abc import Iterator

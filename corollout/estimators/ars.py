@@ -22,14 +22,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.estimators.all_references import SwapSearch
 from corollout.estimators.estimator import Branching, notes_of
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
+from corollout.estimators.swap_loops import ROUNDING
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
 from corollout.types import Cells, Trajectories
-
-# Centred coefficients whose square is below this fraction of the plain square are zero up to rounding.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,17 @@ class Coefficients:
             cell, action, norm, branch, coordinate, value = _collect_torch(table, weight, token)
         return cls(row[cell], step[cell], action, norm, branch, coordinate, value)
 
+    def select(
+        self, kept: Int64[Tensor, " kept"]
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Some branches (row, step, action), and their entries (position within ``kept``, coordinate, value)."""
+        position = torch.full_like(self.row, -1)
+        position[kept] = torch.arange(len(kept), device=kept.device)
+        branch = position[self.branch]
+        used = branch >= 0
+        branches = (self.row[kept], self.step[kept], self.action[kept])
+        return branches, (branch[used], self.coordinate[used], self.value[used])
+
     @classmethod
     def join(cls, parts: "list[Coefficients]") -> "Coefficients":
         offsets = torch.tensor([0, *(len(part.row) for part in parts)]).cumsum(0).tolist()
@@ -80,16 +90,11 @@ class Coefficients:
             value=torch.cat([p.value for p in parts]),
         )
 
-    def by_row(self, steps: int) -> "Coefficients":
-        """The same, with branches ordered by row and step."""
-        cell = self.row * steps + self.step
-        if not bool((cell.diff() < 0).any()):
-            return self
-        order = cell.argsort(stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
-        ordered = (part[order] for part in (self.row, self.step, self.action, self.norm))
-        return Coefficients(*ordered, place[self.branch], self.coordinate, self.value)
+    @classmethod
+    def none(cls, trajectories: Trajectories) -> "Coefficients":
+        """Those of no branches."""
+        numbers, values = trajectories.contexts[:0], trajectories.log_probs[:0]
+        return cls(numbers, numbers, numbers, values, numbers, numbers, values)
 
     @classmethod
     def mean(cls, parts: "list[Coefficients]", vocab: int) -> "Coefficients":
@@ -102,6 +107,39 @@ class Coefficients:
         code = (cell * vocab + joined.action)[joined.branch] * vocab + joined.coordinate
         cell, action, norm, branch, coordinate, value = _sums(code, joined.value / len(parts), vocab)
         return cls(cell // steps, cell % steps, action, norm, branch, coordinate, value)
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """The same for all V references, without entries until branches are selected."""
+
+    search: SwapSearch
+    rows: Int64[Tensor, " cell"]
+    steps: Int64[Tensor, " cell"]
+
+    @classmethod
+    def join(cls, parts: "list[Swaps]") -> "Swaps":
+        search = SwapSearch.join([part.search for part in parts])
+        return cls(search, torch.cat([part.rows for part in parts]), torch.cat([part.steps for part in parts]))
+
+    @property
+    def row(self) -> Int64[Tensor, " branch"]:
+        return self.rows.repeat_interleave(self.search.branches)
+
+    @property
+    def step(self) -> Int64[Tensor, " branch"]:
+        return self.steps.repeat_interleave(self.search.branches)
+
+    @property
+    def norm(self) -> Float[Tensor, " branch"]:
+        return self.search.norm
+
+    def select(
+        self, kept: Int64[Tensor, " kept"]
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """As :meth:`Coefficients.select`."""
+        cell, action = self.search.select(kept)
+        return (self.rows[cell], self.steps[cell], action), self.search.entries(kept)
 
 
 _Collected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # cell, action, norm; branch, coordinate, value
@@ -130,7 +168,7 @@ def _sums(code: Int64[Tensor, " term"], value: Float[Tensor, " term"], vocab: in
     zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
     squares = zeros.index_add(0, branch, total.double() ** 2)
     centred = squares - zeros.index_add(0, branch, total.double()) ** 2 / vocab
-    kept = centred > _ROUNDING * squares
+    kept = centred > ROUNDING * squares
     used = kept[branch] & (total != 0)
     return (
         branch_code[kept] // vocab,
@@ -206,7 +244,7 @@ def _bucket(starts, reference, swap, action, default, weight, token, vocab):
                 squares += total[m] * total[m]
                 plain += total[m]
             centred = squares - plain * plain / vocab
-            if centred > _ROUNDING * squares:
+            if centred > ROUNDING * squares:
                 branch_cell[branches], branch_action[branches] = c, a
                 norm[branches] = np.sqrt(centred)
                 for m in touched[:used]:
@@ -264,8 +302,11 @@ class ARS(Branching):
     def label(self) -> str:
         return "ARSM" + super().label.removeprefix("ARS") if self.references is None else super().label
 
-    def take_notes(self, cells: Cells, noise: Noise) -> Coefficients:
+    def take_notes(self, cells: Cells, noise: Noise) -> "Coefficients | Swaps":
         """The coefficients of all branches of some tokens."""
+        if self._swaps_all(cells):
+            search = SwapSearch.of(cells.logits, cells.keys, cells.steps, cells.tokens, cells.index)
+            return Swaps(search, cells.rows, cells.steps)
         vocab = cells.logits.shape[1]
         references = self._references(cells, noise, vocab)
         logits = cells.logits[cells.index]
@@ -279,10 +320,18 @@ class ARS(Branching):
 
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         self.check_head(trajectories.head)
-        notes = notes_of(self, trajectories, noise)
-        coefficients = Coefficients.join(list(notes)).by_row(trajectories.tokens.shape[1])
-        kept, weight = self.spend(coefficients.norm, coefficients.row, trajectories, noise)
-        return _contrasts(coefficients, kept, weight, trajectories, self)
+        notes = list(notes_of(self, trajectories, noise))
+        coefficients = type(notes[0]).join(notes) if notes else Coefficients.none(trajectories)
+        # Notes are taken while sequences are generated, step by step; a budget goes from row to row.
+        row, step = coefficients.row, coefficients.step
+        order = (row * trajectories.tokens.shape[1] + step).argsort(stable=True)
+        kept, weight = self.spend(coefficients.norm[order], row[order], trajectories, noise)
+        return _contrasts(*coefficients.select(order[kept]), weight, trajectories, self)
+
+    def _swaps_all(self, cells: Cells) -> bool:
+        """Whether every action is a reference of every step, once, so that the faster search applies."""
+        every = self.references in (None, cells.logits.shape[1])
+        return every and self.draws == 1 and cells.logits.device.type == "cpu"
 
     def _references(self, cells: Cells, noise: Noise, vocab: int) -> Int64[Tensor, "cell reference"]:
         count = vocab if self.references is None else self.references
@@ -306,29 +355,25 @@ def _pi(draw: int, logits: Float[Tensor, "cell vocab"], cells: Cells, noise: Noi
 
 
 def _contrasts(
-    coefficients: Coefficients,
-    kept: Int64[Tensor, " kept"],
+    branches: tuple[Tensor, Tensor, Tensor],
+    entries: tuple[Tensor, Tensor, Tensor],
     weight: Float[Tensor, " kept"],
     trajectories: Trajectories,
     options: ARS,
 ) -> ContrastPlan:
-    """The kept branches and their coefficients as contrasts with the main trajectories."""
-    mains = len(trajectories.tokens)
-    number = torch.full((len(coefficients.row),), -1, dtype=torch.int64, device=kept.device)
-    number[kept] = torch.arange(len(kept), device=kept.device)
-    used = number[coefficients.branch] >= 0
-    branch = coefficients.branch[used]
-    source = number[branch]
-    value = coefficients.value[used] * weight[source] / (options.completions * options.samples)
-    row, step, action = coefficients.row[kept], coefficients.step[kept], coefficients.action[kept]
+    """The kept branches (row, step, action) and the entries of their coefficients (branch, coordinate, value) as
+    contrasts with the main trajectories."""
+    row, step, action = branches
+    branch, coordinate, value = entries
     copies = options.completions
+    value = value * weight[branch] / (copies * options.samples)
     return ContrastPlan(
         branches=options.branches(row, step, action),
-        row=coefficients.row[branch].repeat(copies),
-        step=coefficients.step[branch].repeat(copies),
-        token=coefficients.coordinate[used].repeat(copies),
-        plus=options.sources(len(kept), source, mains),
-        minus=coefficients.row[branch].repeat(copies),
+        row=row[branch].repeat(copies),
+        step=step[branch].repeat(copies),
+        token=coordinate.repeat(copies),
+        plus=options.sources(len(row), branch, len(trajectories.tokens)),
+        minus=row[branch].repeat(copies),
         weight=value.repeat(copies),
         centre="uniform",
     )

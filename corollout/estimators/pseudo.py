@@ -25,6 +25,7 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators.pseudo_torch import row_error, search_torch
+from corollout.noise import in_pieces
 from corollout.row_threads import by_rows
 
 
@@ -106,8 +107,6 @@ def _check_inputs(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
 _BLOCK = 1 << 18
 # Compiled loops look at this many positions at a time.
 _STRIDE = 128
-# PyTorch takes the logarithm of this many numbers in one thread.
-_PIECE = 1 << 15
 
 
 def search_compiled(
@@ -131,16 +130,14 @@ def _search_rows(phi: np.ndarray, pi: np.ndarray, references: np.ndarray) -> lis
     results = []
     for i in range(0, max(len(phi), 1), size):
         a = buffer[: len(pi[i : i + size])]
-        _log_into(a, pi[i : i + size])
+        log_into(a, pi[i : i + size])
         results.append((i, _loop(phi[i : i + size], a, references[i : i + size])))
     return results
 
 
-def _log_into(out: np.ndarray, values: np.ndarray) -> None:
-    """PyTorch's logarithm, in pieces so small that it starts no threads: they would keep the cores busy."""
-    target, source = torch.from_numpy(out).view(-1), torch.from_numpy(values).view(-1)
-    for i in range(0, len(source), _PIECE):
-        torch.log(source[i : i + _PIECE], out=target[i : i + _PIECE])
+def log_into(out: np.ndarray, values: np.ndarray) -> None:
+    """PyTorch's logarithm, in one thread."""
+    in_pieces(lambda a, pi: torch.log(pi, out=a), out, values)
 
 
 @no_type_check
@@ -179,7 +176,7 @@ def _with_room(table, count, more):
 
 @no_type_check
 @numba.njit(cache=True)
-def _two_smallest(a, phi):
+def two_smallest(a, phi):
     """The two smallest o = a − φ of a row, and their indices; o = −inf if the row is invalid."""
     z, z2 = 0, 0
     o_z = o_z2 = a.dtype.type(np.inf)
@@ -242,7 +239,7 @@ def _loop(phis, logs, references):
     slack = 4 * np.finfo(phis.dtype).eps
     for r in range(rows):
         phi, a, js = phis[r], logs[r], references[r]
-        z, o_z, z2, o_z2 = _two_smallest(a, phi)
+        z, o_z, z2, o_z2 = two_smallest(a, phi)
         if not np.isfinite(o_z):
             bad = r
             break

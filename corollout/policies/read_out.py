@@ -57,6 +57,8 @@ class PrefixCredits:
 
     def chunks(self, vocab: int) -> "Iterator[tuple[Int64[Tensor, ' some'], PrefixCredits]]":
         """Prefixes that have credits, a chunk at a time, and their credits by position in the chunk."""
+        if len(self.prefix) == 0:
+            return
         order = self.prefix.argsort(stable=True)
         prefix, place = self.prefix[order].unique_consecutive(return_inverse=True)
         size = max(1, CHUNK // vocab)

@@ -9,6 +9,7 @@ from torch import Tensor
 from corollout import estimate_gradient
 from corollout.errors import InputError
 from corollout.estimators import ARS, ars, single
+from corollout.estimators.estimator import notes_of
 from corollout.noise import Noise
 from corollout.types import Trajectories
 from tests.support.unbiased_cases import LIMIT, Case, bits, three_of_four
@@ -22,9 +23,10 @@ def trajectories_of(logits: Tensor, rows: int, seed: int) -> Trajectories:
 def dense_coefficients(estimator: ARS, trajectories: Trajectories, seed: int) -> Tensor:
     """C[row, action, coordinate] of variables, centred."""
     rows, _, vocab = trajectories.logits.shape
-    c = estimator._coefficients(trajectories, Noise(seed))
+    (notes,) = notes_of(estimator, trajectories, Noise(seed))
+    (row, _, action), (branch, coordinate, value) = notes.select(torch.arange(len(notes.norm)))
     dense = trajectories.logits.new_zeros(rows, vocab, vocab)
-    dense.index_put_((c.row[c.branch], c.action[c.branch], c.coordinate), c.value)
+    dense.index_put_((row[branch], action[branch], coordinate), value)
     return dense - dense.mean(2, keepdim=True)
 
 

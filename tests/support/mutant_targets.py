@@ -111,6 +111,7 @@ TARGETS: dict[str, list[str]] = {
     "noise.dirichlet_given": DRAW_CASES,
     "ars.ARS._references": ARS_CASES,
     "ars.Coefficients.mean": ["means"],
+    "ars.Coefficients.select": [*ARS_CASES, *BUDGET_CASES],
     "ars._collect_torch": ["sums"],
     "ars._sums": ["sums"],
     "ars._bucket": ["sums"],
@@ -200,9 +201,9 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ("estimator.Branching.spend", "if self.budget is None", "0 -> 1"): "a single branch is always kept",
     ("estimator.Branching.spend", "start = uniform(", "1 -> 2"): "only the first is used",
     **{
-        (function, line, f"_ROUNDING * squares -> {change}"): _ROUNDING
+        (function, line, f"ROUNDING * squares -> {change}"): _ROUNDING
         for function, line in (("ars._sums", "kept ="), ("ars._bucket", "if centred >"))
-        for change in ("_ROUNDING / squares", "_ROUNDING")
+        for change in ("ROUNDING / squares", "ROUNDING")
     },
     ("ars._sums", "used = kept[branch]", "0 -> 1"): _NOT_ONE,
     ("ars._bucket", "if total[m] != 0:", "0 -> 1"): _NOT_ONE,
@@ -214,7 +215,11 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ("ars._bucket", "actions = np.empty(", "2 -> 3"): _ROOM,
     ("ars._bucket", "bucket_swap, bucket_value = np.empty(", "2 -> 3"): _ROOM,
     ("ars._bucket", "end = 0", "0 -> 1"): _ROOM,
-    ("ars._contrasts", "number = torch.full(", "1 -> 2"): "any negative number means that it is not kept",
+    (
+        "ars.Coefficients.select",
+        "position = torch.full_like(",
+        "1 -> 2",
+    ): "any negative number means that it is not kept",
     ("budget.systematic_sample", "certain = probabilities == 1", "1 -> 2"): "a tick hits every interval of length 1",
     ("score._greedy_baselines", "number = torch.full(", "1 -> 2"): "one column more than is read",
     ("score._greedy_baselines", "source = torch.arange(", "1 -> 2"): "more columns than are read",
