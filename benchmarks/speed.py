@@ -138,6 +138,7 @@ def measure(case: Case, threads: int, folder: Path, workers: dict[str, WorkerPro
 
 def check(measured: Measured) -> dict[str, Any]:
     """Both trees have drawn the same sequences, with the same gradients."""
+    name = f"{measured.case.problem}, {measured.case.method}"
     equal, apart = 0, []
     both = list(zip(measured.reports[OLD], measured.reports[NEW], strict=True))
     if measured.case.method == MLE:
@@ -149,9 +150,9 @@ def check(measured: Measured) -> dict[str, Any]:
         apart.append(norms)
     for counts, old in zip(measured.counts, measured.reports[OLD], strict=False):
         if "reward" in counts and abs(counts["reward"] - old["reward"]) > 1e-6 * max(abs(old["reward"]), 1):
-            raise AssertionError("the update that was counted is not the one that was measured")
+            difference = f"rewards {counts['reward']} and {old['reward']}"
+            raise AssertionError(f"{name}: the update that was counted is not the one that was measured: {difference}")
     if equal < LEAST_EQUAL * len(both):
-        name = f"{measured.case.problem}, {measured.case.method}"
         raise AssertionError(f"{name}: only {equal} of {len(both)} updates of the two trees agree: {both[0]}")
     return {"updates": len(both), "equal": equal, "median_difference_of_norms": statistics.median(apart)}
 
@@ -175,6 +176,7 @@ def measure_all(
                 done.append(measure(case, threads, folder, workers, progress))
                 counts = counts or workers[OLD].ask("count", updates=sizes.counted)["updates"]
                 done[-1].counts = counts
+                check(done[-1])
         limits = {threads: max(before, limit(threads)) for threads, before in limits.items()}
     return done, limits
 
