@@ -137,10 +137,11 @@ def start_updates(problem: Problem, method: str) -> Callable[[], dict[str, float
     def update() -> dict[str, float]:
         if method == MLE:  # without dropout in the first one, to be compared
             policy.dropout = dropout if trainer.updates else 0.0
+        tokens = trainer.tokens
         metrics = step()
         report = {"norm": metrics.gradient_norm, "tokens": metrics.tokens}
         if method == MLE:
-            return {**report, "reward": -metrics.loss, "length": metrics.tokens / problem.batch_size}
+            return {**report, "reward": -metrics.loss, "length": (metrics.tokens - tokens) / problem.batch_size}
         return {**report, "reward": metrics.reward, "length": metrics.mean_length}
 
     return update
