@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import torch
 
 from benchmarks.caption_update import END, make_policy
-from benchmarks.speed_worker import SEED, make_optimizer
+from benchmarks.speed_worker import SEED, make_optimizer, prepare_process
 from corollout import Columns, Engine, Trainer
 
 WIDTH = 32  # of an image's features
@@ -56,6 +56,7 @@ def reward(sequences: list[list[int]]) -> list[float]:
 
 def measure(point: Point, repetitions: int) -> Update | None:
     """To be run in a fresh process, on one thread; None if there is not enough memory."""
+    prepare_process()
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     try:

@@ -156,7 +156,7 @@ def draw(result: Result, directory: Path) -> Path:
             log_ticks(memory.yaxis)
         panels[0].set_ylabel("ms an update (solid)")
         memories[-1].set_ylabel("MB at its peak (dashed)")
-        panels[0].legend(loc="upper left")
+        drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS))
         path = directory / "growth.png"
         path.write_bytes(png(drawn))
     return path

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from benchmarks import speed_problems
 from benchmarks.harness import Contestant, Result, Target, Timing, milliseconds, time_alternately
 from benchmarks.speed_problems import CAPTIONS, KAREL
-from benchmarks.speed_worker import SEED, Problem, inputs_of_update, make_optimizer
+from benchmarks.speed_worker import SEED, Problem, inputs_of_update, make_optimizer, prepare_process
 from corollout import Trainer, estimate, make_estimator
 
 METHOD = "reinforce"
@@ -64,6 +64,7 @@ def share(step: Timing, alone: Timing) -> float:
 def run(quick: bool, progress: Progress) -> Result:
     sizes = QUICK if quick else full_sizes()
     timings: dict[str, list[Timing]] = {}
+    prepare_process()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         speed_problems.write_problems(folder, sizes.problems, folder if quick else None)

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,19 @@ class Problem:
 
 
 def make_optimizer(policy: Any) -> Any:
-    """What the command line trains with: a function of the package if it has one, otherwise plain Adam."""
+    """What the commands train with: a function of the package if it has one, otherwise plain Adam."""
     import torch
 
     try:
-        make = find("make_optimizer", "corollout.training", "corollout.training.start", "corollout.training.base")
+        return find("make_adam", "corollout.training.optimizers")(policy.parameters(), LEARNING_RATE)
     except ImportError:
         return torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE)
-    return make(policy.parameters(), LEARNING_RATE)
+
+
+def prepare_process() -> None:
+    """What the commands that train do first: nothing, at 6358d86."""
+    with suppress(ImportError):
+        find("keep_pages", "corollout.allocator")()
 
 
 def start_updates(problem: Problem, method: str) -> Callable[[], dict[str, float]]:
@@ -131,10 +137,11 @@ def start_updates(problem: Problem, method: str) -> Callable[[], dict[str, float
     def update() -> dict[str, float]:
         if method == MLE:  # without dropout in the first one, to be compared
             policy.dropout = dropout if trainer.updates else 0.0
+        tokens = trainer.tokens
         metrics = step()
         report = {"norm": metrics.gradient_norm, "tokens": metrics.tokens}
         if method == MLE:
-            return {**report, "reward": -metrics.loss, "length": metrics.tokens / problem.batch_size}
+            return {**report, "reward": -metrics.loss, "length": (metrics.tokens - tokens) / problem.batch_size}
         return {**report, "reward": metrics.reward, "length": metrics.mean_length}
 
     return update
@@ -281,6 +288,7 @@ class Worker:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed is no answer
+    prepare_process()
     worker = Worker()
     for line in sys.stdin:
         try:

@@ -97,7 +97,7 @@ def test_other_samples_and_other_gradients_are_noticed():
             speed.check(measured(same, [{**report, **changed}] * 3 + same[3:]))
     counted = measured(same, same)
     counted.counts = [{"reward": 0.4}]
-    with pytest.raises(AssertionError, match="not the one that was measured"):
+    with pytest.raises(AssertionError, match="are not the updates that were measured"):
         speed.check(counted)
 
 
