@@ -16,13 +16,14 @@ from torch import Tensor
 from corollout.data import Batch, Columns
 from corollout.errors import InputError, PolicyError
 from corollout.estimators import Adaptive, Auto, Estimator, Plan, make_estimator
-from corollout.events import Callback, Event, ignore
+from corollout.events import Callback, Event, ignore, warning
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode, select
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine, score_tolerance
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, RunningVariance, flat_gradient
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock
 from corollout.training.checkpoints import State
+from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 
@@ -202,7 +203,7 @@ class Trainer(BaseTrainer[Metrics]):
             clock=clock, on_event=on_event,
         )  # fmt: skip
         self.reward, self.estimator = as_reward(reward), as_estimator(estimator)
-        self.variance = RunningVariance(variance_decay)
+        self.variance, self._sketch = RunningVariance(variance_decay), GradientSketch(self.parameters)
         self.cost = Cost()
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
@@ -216,7 +217,7 @@ class Trainer(BaseTrainer[Metrics]):
         sample = estimate(self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0)
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
-        gradient = flat_gradient(self.parameters)
+        gradient = self._sketch()
         norm = self.clip_gradients()
         self.step_optimizer()
         self.estimator = sample.updated(self.estimator)
@@ -279,8 +280,10 @@ class Trainer(BaseTrainer[Metrics]):
     def load_extra_state(self, state: State) -> None:
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.cost = Cost(**state.values["cost"])
-        self.variance.count = state.values["count"]
-        self.variance.mean, self.variance.square = tensors.get("mean"), tensors.get("square")
+        self.variance.load(state.values["count"], tensors.get("mean"), tensors.get("square"))
+        if self.variance.mean is not None and len(self.variance.mean) != self._sketch.size:
+            self.variance.load(0, None, None)
+            self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):
             self.estimator = self.estimator.load_state_dict(
                 {name.removeprefix(_ESTIMATOR): t for name, t in tensors.items() if name.startswith(_ESTIMATOR)}
