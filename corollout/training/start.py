@@ -26,6 +26,7 @@ from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.finetuning import Trainer
 from corollout.training.fit import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
+from corollout.training.optimizers import make_adam
 from corollout.training.run_weights import START, open_run
 from corollout.training.runs import CONFIG, Run, require_no_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
@@ -160,7 +161,7 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
     trainer = MLETrainer(
         engine,
         task.mle_data,
-        torch.optim.Adam(policy_module(engine).parameters(), lr=settings.learning_rate),
+        make_adam(policy_module(engine).parameters(), settings.learning_rate),
         batch_size=settings.batch_size,
         max_grad_norm=settings.max_grad_norm,
         decay=LearningRateDecay(settings.decay, settings.decay_every),
@@ -187,7 +188,7 @@ def _finetuning(
         task.train.columns,
         task.reward(settings.reward or task.rewards[0]),
         settings.estimator,
-        torch.optim.Adam(policy_module(engine).parameters(), lr=settings.learning_rate),
+        make_adam(policy_module(engine).parameters(), settings.learning_rate),
         batch_size=settings.batch_size,
         max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,
