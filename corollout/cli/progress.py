@@ -24,7 +24,7 @@ def show_events(
     unit: str = "parts",
     metric: Metric | None = None,
 ) -> Generator[Callback, None, None]:
-    """A callback that shows events: a bar for each part of the work, and lines for warnings and choices.
+    """A callback that shows events: a bar for each part of the work, and lines for notes, warnings and choices.
 
     With a title there is a bar for the whole. Its unit is "updates", "epochs", "tokens" or "seconds" of one run, whose
     loss or reward, rollouts and metric are shown beside it; or "parts", of which finished ones become lines. A part
@@ -66,6 +66,8 @@ class _Display:
             self._show_part(**{"total": None, "weight": 1.0, **record})
         elif event.kind in ("update", "evaluation") and self._whole is not None and self._unit != "parts":
             self._show_run(self._whole, record)
+        elif event.kind == "note":
+            self.print(record["text"])
         elif event.kind == "warning":
             self.print(f"warning: {record['text']}")
         elif event.kind == "choice":

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+from corollout.allocator import keep_pages
 from corollout.config import import_object
 from corollout.errors import CorolloutError, Interrupted
 from corollout.events import Event
@@ -40,6 +41,7 @@ def main(description: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_pages()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which the sweep stops it, whatever is ignored there
     try:
         with interrupting_stops():
