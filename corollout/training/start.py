@@ -22,8 +22,8 @@ from corollout.events import Callback, ignore, note, warning
 from corollout.files import check_entries, digest_of, read_weights, write_json, write_weights
 from corollout.policies import TreeHead, evaluation_mode
 from corollout.tasks.task import Evaluation, Task, find_task, open_task
-from corollout.threads import ThreadChoice, choose_threads, use_threads
-from corollout.training.base import BaseTrainer, Clock, load_policy, policy_module
+from corollout.threads import choose_threads, use_threads
+from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.finetuning import Trainer
 from corollout.training.fit import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
@@ -75,7 +75,7 @@ def create_pretraining(
         if training.tree is not None:
             save_tree(folder / TREE, training.tree.tree, training.tree.builder, training.task.tokens)
 
-    config["machine"] = to_table(_with_threads(machine, training.trainer, settings.clock, on_event))
+    config["machine"] = to_table(_with_threads(machine, training.trainer, on_event))
     config["inputs"] = _inputs(training, config)
     Run.create(directory, config, fill).close()
 
@@ -109,20 +109,19 @@ def create_finetuning(
     for estimator in (settings.estimator, *_probe_names(settings)):
         make_estimator(estimator).check_head(config["model"].get("head", "softmax"))
     training = _finetuning(config, weights, str(parent.best), str(directory))
-    config["machine"] = to_table(_with_threads(machine, training.trainer, settings.clock, on_event))
+    if machine.threads is None and (settings.unit, settings.clock) == ("seconds", "cpu"):
+        on_event(note("1 thread: the budget counts the CPU time of all of them"))
+        machine = replace(machine, threads=1)
+    config["machine"] = to_table(_with_threads(machine, training.trainer, on_event))
     config["inputs"] = _inputs(training, config)
     Run.create(directory, config, lambda folder: write_weights(folder / START, weights, meta)).close()
 
 
-def _with_threads(
-    machine: MachineSettings, trainer: BaseTrainer[Any], clock: Clock, on_event: Callback
-) -> MachineSettings:
+def _with_threads(machine: MachineSettings, trainer: BaseTrainer[Any], on_event: Callback) -> MachineSettings:
     """The settings with a number of threads: if none is given, by a measurement of the policy's own steps."""
     if machine.threads is not None:
         return machine
-    if clock == "cpu":
-        choice = ThreadChoice(1, "1 thread: the clock counts the CPU time of all of them")
-    elif torch.device(machine.device).type != "cpu":
+    if torch.device(machine.device).type != "cpu":
         choice = choose_threads()
     else:
         policy = trainer.engine.policy
