@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from corollout.allocator import keep_pages
 from corollout.cli.progress import show_events
 from corollout.cli.terminal import Terminal
+from corollout.compilation import announced
 from corollout.config import argument, from_table, merge, option, read_toml, required, switch
 from corollout.errors import InputError, Interrupted
 from corollout.events import Event
@@ -121,5 +122,6 @@ def finetune(settings: Finetuning) -> None:
         train(s.out, "corollout finetune", s.accept_changes, s.machine.threads)
         return
     assert s.run is not None
-    create_finetuning(s.out, s.run, s.finetune, s.machine, s.data, print_notes)
+    with announced(print_notes):
+        create_finetuning(s.out, s.run, s.finetune, s.machine, s.data, print_notes)
     train(s.out, "corollout finetune")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from corollout.cli.finetune import ACCEPT_CHANGES, measured_threads, print_notes, resumes, settings_layers, train
 from corollout.cli.main import LazyGroup, Target
+from corollout.compilation import announced
 from corollout.config import option, required, switch
 from corollout.errors import InputError
 from corollout.tasks.task import TaskSpec, find_task, task_names
@@ -54,7 +55,8 @@ def pretrain_command(task: str) -> Callable[[Any], None]:
             train(s.out, again, s.accept_changes, s.machine.threads)
             return
         scale = s.scale or "small"
-        create_pretraining(s.out, task, s.data, s.model, s.pretrain, s.machine, scale, s.tree, print_notes)
+        with announced(print_notes):
+            create_pretraining(s.out, task, s.data, s.model, s.pretrain, s.machine, scale, s.tree, print_notes)
         train(s.out, again)
 
     pretrain.__annotations__["settings"] = cls

@@ -1,7 +1,6 @@
 """What both trainers share: batches in a reproducible order, counts, a state to resume from, and gradients."""
 
 import math
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Literal, TypeVar
@@ -10,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from corollout.compilation import cpu_time, wall_time
 from corollout.data import Batch, Columns
 from corollout.errors import InputError, PolicyError
 from corollout.events import Callback, ignore
@@ -29,7 +29,7 @@ class BaseTrainer(Generic[Metrics]):
     """A trainer that can be stopped after any update and resumed, to the same weights bit for bit.
 
     A subclass makes one update in ``step``. ``seconds`` counts wall-clock time, or CPU time of this process, which
-    other work on the machine does not disturb.
+    other work on the machine does not disturb; neither counts compilation.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BaseTrainer(Generic[Metrics]):
         self.on_event = on_event
         self.updates, self.epochs, self.tokens, self.seconds = 0, 0, 0, 0.0
         self.parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        self.now: Callable[[], float] = time.perf_counter if clock == "wall" else time.process_time
+        self.now: Callable[[], float] = wall_time if clock == "wall" else cpu_time
         self._updates_in_epoch = 0
         self._batches: Iterator[Batch] | None = None
 

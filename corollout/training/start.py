@@ -31,6 +31,7 @@ from corollout.training.optimizers import make_adam
 from corollout.training.run_weights import START, open_run
 from corollout.training.runs import CONFIG, Run, require_no_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
+from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
 from corollout.trees.files import StoredTree
 
@@ -173,6 +174,8 @@ def resume_run(
             tree = directory / TREE
             training = _pretraining(run.config, tree if tree.exists() else None, config, on_event)
         _check_inputs(run, _inputs(training, run.config), accept_changes, on_event)
+        if isinstance(training.trainer, Trainer):
+            warm_up(training.trainer)
         return fit(training.trainer, run, training.schedule, training.evaluate, metric, on_event=on_event)
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import numba
 import torch
 
 from corollout.errors import InputError
@@ -53,3 +54,8 @@ def freed(on_event: Callback) -> float:
     assert resident() - before > 0.9 * MEGABYTES
     del block
     return resident() - before
+
+
+def compile_something(on_event: Callback) -> None:
+    """A function that no cache has."""
+    numba.njit(lambda n: n + 1)(1)
