@@ -1,8 +1,9 @@
 """Settings: frozen dataclasses, read from and written to TOML files, and the options of every command.
 
 A field is made by :func:`option`, so that it carries its help text and its bounds; a field whose type is another such
-class is a section. TOML has no null: None is written as the text ``"none"``, and a field that may be None reads that
-text as None. Settings may name tasks and estimators outside the package by their import path (:func:`import_object`).
+class is a section. TOML has no null: None is written as the text ``"none"``, or as another word that the field has for
+it, and a field that may be None reads that text as None. Settings may name tasks and estimators outside the package by
+their import path (:func:`import_object`).
 """
 
 import dataclasses
@@ -33,8 +34,8 @@ T = TypeVar("T")
 def option(default: Any, help: str, **details: Any) -> Any:
     """A field of a settings class, with its default and its help text.
 
-    ``details``: the bounds ``least`` and ``most``; ``choices``; ``formerly``, its name in older files; and for the
-    command line ``flags``, by default ``--name``, and ``metavar``.
+    ``details``: the bounds ``least`` and ``most``; ``choices``; ``none``, the word for None, such as "auto";
+    ``formerly``, its name in older files; and for the command line ``flags``, by default ``--name``, and ``metavar``.
     """
     return dataclasses.field(default=default, metadata={"help": help, **details})
 
@@ -67,6 +68,7 @@ class Option:
     least: float | int | None = None
     most: float | int | None = None
     choices: tuple[str | int | float, ...] | None = None
+    none: str = NONE
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     positional: bool = False
@@ -78,7 +80,7 @@ class Option:
 
     def value(self, raw: Any, where: str) -> Any:
         """The field's value from the value in a TOML file; ``where`` is the start of the message if it is invalid."""
-        if self.optional and raw == NONE:
+        if self.optional and raw == self.none:
             return None
         if not self.is_list:
             return self._checked(raw, raw, where)
@@ -88,8 +90,8 @@ class Option:
 
     def parse(self, text: str, where: str) -> Any:
         """The TOML value for the text of a flag; the entries of a list are separated by commas."""
-        if self.optional and text == NONE:
-            return NONE
+        if self.optional and text == self.none:
+            return text
         parts = [self._convert(part.strip()) for part in text.split(",") if part.strip()]
         raw = parts if self.is_list else self._convert(text)
         self.value(raw, where)
@@ -130,7 +132,7 @@ class Option:
             str: ("text", "strings"),
             Path: ("a path", "paths"),
         }[self.type]
-        return (f"a list of {many}" if self.is_list else one) + (f' or "{NONE}"' if self.optional else "")
+        return (f"a list of {many}" if self.is_list else one) + (f' or "{self.none}"' if self.optional else "")
 
 
 def options_of(cls: type, default: Any = dataclasses.MISSING, path: tuple[str, ...] = ()) -> list[Option]:
@@ -154,9 +156,12 @@ def to_table(config: Any) -> dict[str, Any]:
             table[name] = to_table(value)
             continue
         option = _option((name,), field, type, value)
-        raw = list(map(_raw, value)) if isinstance(value, tuple) else _raw(value)
-        if value is not None and raw == NONE and option.optional:
-            raise InputError(f'{name} must not be the text "{NONE}": in files it stands for None')
+        if value is None:
+            raw = option.none
+        else:
+            raw = list(map(_raw, value)) if isinstance(value, tuple) else _raw(value)
+            if raw == option.none and option.optional:
+                raise InputError(f'{name} must not be the text "{option.none}": in files it stands for None')
         option.value(raw, name)
         table[name] = raw
     return table
@@ -276,8 +281,6 @@ def _option(path: tuple[str, ...], field: "dataclasses.Field[Any]", type: Any, d
 
 
 def _raw(value: Any) -> Any:
-    if value is None:
-        return NONE
     return str(value) if isinstance(value, Path) else value
 
 

@@ -7,6 +7,7 @@ An event has a ``kind`` and a ``record``:
     choice       the estimator "auto" chose a candidate: update, reason
     probe        variance and cost of some estimators, measured during training
     progress     a part of the work advanced: part, done, total (None if unknown), optionally note and weight
+    note         text: what was decided or is being done, worth a line
     warning      text: something the user should know
 """
 
@@ -28,6 +29,10 @@ Callback = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """The callback that does nothing."""
+
+
+def note(text: str) -> Event:
+    return Event("note", {"text": text})
 
 
 def warning(text: str) -> Event:

@@ -7,21 +7,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from corollout.allocator import keep_pages
 from corollout.cli.progress import show_events
 from corollout.cli.terminal import Terminal
+from corollout.compilation import announced
 from corollout.config import argument, from_table, merge, option, read_toml, required, switch
 from corollout.errors import InputError, Interrupted
+from corollout.events import Event
 from corollout.tasks.task import find_task
 from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import create_finetuning, resume_run
 
+AUTO = "auto"
 ACCEPT_CHANGES = "With --resume: continue although the data, the tree or the reward has changed since the run began."
 
 
+def measured_threads() -> MachineSettings:
+    """The machine settings of the command line: one run at a time may have all cores, if it gains by them."""
+    return MachineSettings(threads=None)
+
+
 def resumes(flags: Mapping[str, Any]) -> bool:
-    """Whether a run is resumed; then flags that would change its settings are an error."""
-    if flags.get("resume") and (others := set(flags) - {"out", "resume", "run", "accept_changes"}):
+    """Whether a run is resumed; then flags that would change its settings are an error, except for its threads."""
+    others = {name for name in flags if name not in ("out", "resume", "run", "accept_changes")}
+    if flags.get("resume") and "threads" in flags.get("machine", {}):
+        if flags["machine"]["threads"] == AUTO:
+            raise InputError("a resumed run keeps its number of threads: leave --threads out, or give a number")
+        if set(flags["machine"]) == {"threads"}:
+            others.remove("machine")
+    if flags.get("resume") and others:
         raise InputError(f"a resumed run keeps its settings: leave out {', '.join(sorted(others))}")
     if flags.get("accept_changes") and not flags.get("resume"):
         raise InputError("--accept-changes is for runs that are resumed: leave it out, or add --resume")
@@ -44,8 +59,18 @@ def settings_layers(cls: type, scale: Mapping[str, Any], flags: Mapping[str, Any
     return layers
 
 
-def train(directory: Path, command: str, accept_changes: bool = False) -> None:
-    """Train a run to its end, from its newest checkpoint if it has one; ``command`` resumes it."""
+def print_notes(event: Event) -> None:
+    """Show what is decided before a run exists."""
+    if event.kind == "note":
+        Terminal(stderr=True).print(event.record["text"], soft_wrap=True)
+
+
+def train(directory: Path, command: str, accept_changes: bool = False, threads: int | None = None) -> None:
+    """Train a run to its end, from its newest checkpoint if it has one; ``command`` resumes it.
+
+    ``threads`` is another number than the run's.
+    """
+    keep_pages()
     run = Run.open(directory)
     metric = find_task(run.config.get("task")).metric
     title, unit, config = "pre-training", "epochs", str(directory / CONFIG)
@@ -56,7 +81,7 @@ def train(directory: Path, command: str, accept_changes: bool = False) -> None:
         total = from_table(PretrainSettings, run.section("pretrain"), config).epochs
     try:
         with show_events(None, title, total, unit, metric) as on_event:
-            summary = resume_run(directory, on_event, accept_changes)
+            summary = resume_run(directory, on_event, accept_changes, threads)
     except (Interrupted, KeyboardInterrupt) as error:
         again = f"Continue with: {command} --resume --out {shlex.quote(str(directory))}"
         raise Interrupted(f"{error}. {again}" if isinstance(error, Interrupted) else f"Stopped. {again}") from None
@@ -77,7 +102,7 @@ class Finetuning:
     resume: bool = switch("Continue the run in --out.")
     accept_changes: bool = switch(ACCEPT_CHANGES)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
-    machine: MachineSettings = field(default_factory=MachineSettings)
+    machine: MachineSettings = field(default_factory=measured_threads)
 
     @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -92,7 +117,11 @@ class Finetuning:
 
 def finetune(settings: Finetuning) -> None:
     """Fine-tune the best weights of a run on its task's reward, with any estimator."""
-    if not settings.resume:
-        assert settings.run is not None
-        create_finetuning(settings.out, settings.run, settings.finetune, settings.machine, settings.data)
-    train(settings.out, "corollout finetune", settings.accept_changes)
+    s = settings
+    if s.resume:
+        train(s.out, "corollout finetune", s.accept_changes, s.machine.threads)
+        return
+    assert s.run is not None
+    with announced(print_notes):
+        create_finetuning(s.out, s.run, s.finetune, s.machine, s.data, print_notes)
+    train(s.out, "corollout finetune")

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import corollout
 from corollout.cli.terminal import Terminal
-from corollout.config import Option, from_table, import_object, merge, options_of
+from corollout.config import NONE, Option, from_table, import_object, merge, options_of
 from corollout.errors import CorolloutError, InputError, Interrupted
 from corollout.signals import end_at_once, exit_code, interrupting_stops, silence_after_stop
 from corollout.tasks.task import find_task, task_names
@@ -169,7 +169,7 @@ def _metavar(option: Option) -> str:
 
 
 def _default(option: Option, layered: bool) -> str:
-    value = option.default
+    value = option.none if option.default is None and option.none != NONE else option.default
     if value in (dataclasses.MISSING, None, "", ()) or option.switch:
         return ""
     shown = ",".join(map(str, value)) if option.is_list else value

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from corollout.cli.finetune import ACCEPT_CHANGES, resumes, settings_layers, train
+from corollout.cli.finetune import ACCEPT_CHANGES, measured_threads, print_notes, resumes, settings_layers, train
 from corollout.cli.main import LazyGroup, Target
+from corollout.compilation import announced
 from corollout.config import option, required, switch
 from corollout.errors import InputError
 from corollout.tasks.task import TaskSpec, find_task, task_names
@@ -42,16 +43,21 @@ class Pretraining:
 def pretrain_command(task: str) -> Callable[[Any], None]:
     """The command for a task, which is named as ``find_task`` wants it."""
     spec = find_task(task)
-    sections = [("model", spec.model), ("pretrain", PretrainSettings), ("machine", MachineSettings)]
+    machine = ("machine", MachineSettings, dataclasses.field(default_factory=measured_threads))
+    sections = [("model", spec.model), ("pretrain", PretrainSettings), machine]
     cls = dataclasses.make_dataclass(
         "TaskPretraining", sections, bases=(Pretraining,), namespace={"spec": spec}, frozen=True, kw_only=True
     )
 
     def pretrain(settings: Any) -> None:
-        s = settings
-        if not s.resume:
-            create_pretraining(s.out, task, s.data, s.model, s.pretrain, s.machine, s.scale or "small", s.tree)
-        train(s.out, f"corollout pretrain {task}", s.accept_changes)
+        s, again = settings, f"corollout pretrain {task}"
+        if s.resume:
+            train(s.out, again, s.accept_changes, s.machine.threads)
+            return
+        scale = s.scale or "small"
+        with announced(print_notes):
+            create_pretraining(s.out, task, s.data, s.model, s.pretrain, s.machine, scale, s.tree, print_notes)
+        train(s.out, again)
 
     pretrain.__annotations__["settings"] = cls
     pretrain.__doc__ = (

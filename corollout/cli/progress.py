@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Column
 
 from corollout.cli.terminal import Terminal
+from corollout.compilation import announced
 from corollout.events import Callback, Event
 from corollout.tasks.task import Metric
 
@@ -24,14 +25,14 @@ def show_events(
     unit: str = "parts",
     metric: Metric | None = None,
 ) -> Generator[Callback, None, None]:
-    """A callback that shows events: a bar for each part of the work, and lines for warnings and choices.
+    """A callback that shows events: a bar for each part of the work, and lines for notes, warnings and choices.
 
     With a title there is a bar for the whole. Its unit is "updates", "epochs", "tokens" or "seconds" of one run, whose
     loss or reward, rollouts and metric are shown beside it; or "parts", of which finished ones become lines. A part
     counts 1, or its ``weight`` if the events have one; one whose first event says that it is done was done before.
     """
     display = _Display(console or Terminal(stderr=True), title, total, unit, metric)
-    with display.bars:
+    with display.bars, announced(display.show):
         yield display.show
         display.finish()
 
@@ -58,6 +59,7 @@ class _Display:
         self._shares: dict[str, float | int] = {}  # what each part contributes to the whole
         self._finished: set[str] = set()
         self._records: dict[str, dict[str, Any]] = {}  # the newest values of each part, "" being the run itself
+        self._notes: set[str] = set()  # that were shown
         self._printed = time.monotonic()
 
     def show(self, event: Event) -> None:
@@ -66,6 +68,9 @@ class _Display:
             self._show_part(**{"total": None, "weight": 1.0, **record})
         elif event.kind in ("update", "evaluation") and self._whole is not None and self._unit != "parts":
             self._show_run(self._whole, record)
+        elif event.kind == "note" and record["text"] not in self._notes:  # workers make the same ones
+            self._notes.add(record["text"])
+            self.print(record["text"])
         elif event.kind == "warning":
             self.print(f"warning: {record['text']}")
         elif event.kind == "choice":

@@ -29,6 +29,7 @@ from corollout.reports.report import Facts, Paragraph, Report, Section, Table
 from corollout.reports.tables import NOTHING, count_text, number
 from corollout.sweeps.jobs import Job, run_jobs
 from corollout.training.finetuning import Trainer
+from corollout.training.optimizers import make_adam
 
 METHODS = {
     "ARSM": "arsm",
@@ -216,7 +217,7 @@ def train(scale: Scale, vocab: int, method: str, rate: float, seed: int, seconds
 
 
 def _trainer(task: LikenessTask, method: str, rate: float, seed: int) -> Trainer:
-    optimizer, size = torch.optim.Adam(task.policy.parameters(), lr=rate), len(task.data)
+    optimizer, size = make_adam(task.policy.parameters(), rate), len(task.data)
     return Trainer(
         task.engine, task.data, task.reward, METHODS[method], optimizer, batch_size=size, seed=seed, clock="cpu"
     )

@@ -5,7 +5,6 @@ are far too large to keep. What is kept are the means of ``BLOCKS`` blocks, to w
 products of *different* blocks have no noise in common, so they give squared norms without bias.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from corollout.compilation import wall_time
 from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import RLOO, Adaptive, Estimator
@@ -42,10 +42,10 @@ def _draw(
 ) -> tuple[Estimate, Gradient, float]:
     """An estimate, its gradient, and the seconds that both took; the parameters' ``.grad`` are left as they were."""
     with gradient_source(engine, batch, reward) as draw:
-        start = time.perf_counter()
+        start = wall_time()
         sample, gradient = draw(estimator, noise)
         gradient[:1].sum().item()  # waits for a device that computes asynchronously
-        return sample, gradient, time.perf_counter() - start
+        return sample, gradient, wall_time() - start
 
 
 @dataclass(frozen=True)

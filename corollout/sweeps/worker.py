@@ -9,6 +9,8 @@ import signal
 import sys
 import time
 
+from corollout.allocator import keep_pages
+from corollout.compilation import announced
 from corollout.config import import_object
 from corollout.errors import CorolloutError, Interrupted
 from corollout.events import Event
@@ -34,12 +36,14 @@ def main(description: str) -> None:
         except BrokenPipeError:
             raise KeyboardInterrupt from None  # the process that wanted the result is gone: save and stop
 
-    value = import_object(job["work"])(**job["arguments"], on_event=on_event)
+    with announced(on_event):
+        value = import_object(job["work"])(**job["arguments"], on_event=on_event)
     if value is not None:
         on_event(Event("result", {"value": value}))
 
 
 if __name__ == "__main__":
+    keep_pages()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which the sweep stops it, whatever is ignored there
     try:
         with interrupting_stops():

@@ -28,6 +28,7 @@ KEPT = 2  # checkpoints of a run
 TENSORS, STATE = "tensors.safetensors", "state.json"
 # A step that is written again is called .new until the old one is gone, so that one of them is always complete.
 _NAME = re.compile(r"step-(\d{8,})(\.new)?")
+_IMPLEMENTATION = ("fused", "foreach")  # options of an optimiser that change nothing but rounding
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], state: State) -> None:
-    """Load a state of :func:`optimizer_state` into an optimiser of the same class for the same parameters."""
+    """Load a state of :func:`optimizer_state` into an optimiser of the same class for the same parameters.
+
+    Which of PyTorch's implementations it uses (``fused``, ``foreach``) is its own choice, not that of the state.
+    """
     name = type(optimizer).__name__
     if state.values["optimizer"] != name:
         raise InputError(f"the state comes from the optimiser {state.values['optimizer']}, not from {name}")
@@ -187,7 +191,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[str, Tens
     groups = []
     for current, group in zip(optimizer.state_dict()["param_groups"], state.values["groups"], strict=True):
         values = {key: tuple(v) if isinstance(current.get(key), tuple) else v for key, v in group.items()}
-        groups.append({**values, "params": current["params"]})
+        kept = {key: current[key] for key in ("params", *_IMPLEMENTATION) if key in current}
+        groups.append({**values, **kept})
     optimizer.load_state_dict({"state": slots, "param_groups": groups})
 
 

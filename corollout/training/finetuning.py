@@ -4,7 +4,6 @@
 batch, estimate, backward, clip, step, metrics.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -15,17 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from corollout.compilation import wall_time
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto, Estimator, Plan, make_estimator
-from corollout.events import Callback, Event, ignore
+from corollout.events import Callback, Event, ignore, warning
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, RunningVariance, flat_gradient
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock
 from corollout.training.checkpoints import State
+from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
@@ -47,10 +48,10 @@ class Estimate:
 
     def backward(self) -> None:
         """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
-        started = time.perf_counter()
+        started = wall_time()
         with evaluation_mode(self.engine.policy):
             self.scoring.backward(-1 / max(self.contexts, 1))
-        self.seconds["backward"] = time.perf_counter() - started
+        self.seconds["backward"] = wall_time() - started
 
     def updated(self, estimator: Estimator) -> Estimator:
         """The estimator that made this estimate, with what it learns from it."""
@@ -157,10 +158,10 @@ def as_estimator(estimator: Estimator | str) -> Estimator:
 class _Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self._last = wall_time()
 
     def lap(self, name: str) -> None:
-        now = time.perf_counter()
+        now = wall_time()
         self.seconds[name] = now - self._last
         self._last = now
 
@@ -178,7 +179,9 @@ class Metrics:
     rollouts_by_step: list[float]  # the same at each step: mean over the main trajectories that reach it
     rollouts_by_depth: list[float]  # the same at each depth of a tree: mean over the tokens that have a decision there
     mean_length: float
-    tokens: int  # generated so far
+    tokens: int  # generated so far; a prefix that sequences share counts once
+    scored_tokens: int  # computed with gradient so far
+    saved_tokens: int  # so far: what sharing prefixes, and gradients of zero, made unnecessary
     reward_calls: int  # so far
     seconds: float  # so far, updates only
 
@@ -217,7 +220,7 @@ class Trainer(BaseTrainer[Metrics]):
             clock=clock, on_event=on_event,
         )  # fmt: skip
         self.reward, self.estimator = as_reward(reward), as_estimator(estimator)
-        self.variance = RunningVariance(variance_decay)
+        self.variance, self._sketch = RunningVariance(variance_decay), GradientSketch(self.parameters)
         self.cost = Cost()
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
@@ -231,7 +234,7 @@ class Trainer(BaseTrainer[Metrics]):
         sample = estimate(self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0)
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
-        gradient = flat_gradient(self.parameters)
+        gradient = self._sketch()
         norm = self.clip_gradients()
         self.step_optimizer()
         self.estimator = sample.updated(self.estimator)
@@ -251,6 +254,8 @@ class Trainer(BaseTrainer[Metrics]):
             rollouts_by_depth=rollouts_by_depth(sample),
             mean_length=float(sample.trajectories.lengths.double().mean()),
             tokens=self.tokens,
+            scored_tokens=self.cost.scored_tokens,
+            saved_tokens=self.cost.saved_tokens,
             reward_calls=self.cost.reward_calls,
             seconds=self.seconds,
         )
@@ -294,8 +299,10 @@ class Trainer(BaseTrainer[Metrics]):
     def load_extra_state(self, state: State) -> None:
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.cost = Cost(**state.values["cost"])
-        self.variance.count = state.values["count"]
-        self.variance.mean, self.variance.square = tensors.get("mean"), tensors.get("square")
+        self.variance.load(state.values["count"], tensors.get("mean"), tensors.get("square"))
+        if self.variance.mean is not None and len(self.variance.mean) != self._sketch.size:
+            self.variance.load(0, None, None)
+            self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):
             self.estimator = self.estimator.load_state_dict(
                 {name.removeprefix(_ESTIMATOR): t for name, t in tensors.items() if name.startswith(_ESTIMATOR)}

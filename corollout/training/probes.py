@@ -1,7 +1,6 @@
 """Probes: how noisy and how costly gradient estimates are, at fixed weights."""
 
 import math
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from corollout.compilation import wall_time
 from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import Auto, Estimator
@@ -133,9 +133,9 @@ def probe_variance(
     recorder, progress = Recorder(), Progress(on_event, "estimates", count)
     with gradient_source(engine, batch, reward) as draw:
         for i in range(count):
-            started = time.perf_counter()
+            started = wall_time()
             sample, gradient = draw(estimator, noise.fold(i))
-            recorder.add(sample, gradient, time.perf_counter() - started)
+            recorder.add(sample, gradient, wall_time() - started)
             progress.advance()
     return recorder.probe()
 

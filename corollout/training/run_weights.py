@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from corollout.config import from_table
@@ -14,6 +13,7 @@ from corollout.events import Event
 from corollout.files import read_weights
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task, open_task
+from corollout.threads import use_threads
 from corollout.training.base import load_policy, policy_module
 from corollout.training.checkpoints import read_checkpoint
 from corollout.training.runs import CONFIG, Run
@@ -41,7 +41,7 @@ def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = Non
     config = {**run.config, "machine": {**run.section("machine"), **(machine or {})}}
     settings = from_table(MachineSettings, config["machine"], str(run.directory / CONFIG))
     task = open_task(config)
-    torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     engine = task.engine()
     return OpenedRun(task, engine, load_weights(run, weights, engine))
 

@@ -68,4 +68,10 @@ class MachineSettings:
     """Where to compute; nothing that changes a result, but for float rounding."""
 
     device: str = option("cpu", "Where to compute: cpu, cuda, cuda:1, ….")
-    threads: int = option(1, "Threads on the CPU; small models are fastest with one or two.", least=1)
+    threads: int | None = option(
+        1,
+        "Threads on the CPU: a number, or auto for one or all cores, whichever a short measurement finds faster.",
+        least=1,
+        none="auto",
+        metavar="<int|auto>",
+    )

@@ -18,17 +18,20 @@ from torch import Tensor
 from corollout.config import from_table, to_table
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
-from corollout.events import Callback, ignore, warning
+from corollout.events import Callback, ignore, note, warning
 from corollout.files import check_entries, digest_of, read_weights, write_json, write_weights
-from corollout.policies import TreeHead
+from corollout.policies import TreeHead, evaluation_mode
 from corollout.tasks.task import Evaluation, Task, find_task, open_task
+from corollout.threads import choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.finetuning import Trainer
 from corollout.training.fit import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
+from corollout.training.optimizers import make_adam
 from corollout.training.run_weights import START, open_run
 from corollout.training.runs import CONFIG, Run, require_no_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
+from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
 from corollout.trees.files import StoredTree
 
@@ -44,10 +47,12 @@ def create_pretraining(
     machine: MachineSettings,
     scale: str = "small",
     tree: Path | None = None,
+    on_event: Callback = ignore,
 ) -> None:
     """Create the directory of a pre-training; :func:`resume_run` then runs it.
 
-    With a tree, the model's head is a tree whatever its settings say, and the tree's file is copied into the run.
+    With a tree, the model's head is a tree whatever its settings say, and the tree's file is copied into the run. A
+    number of threads that is to be chosen is chosen here, and reported as a note: the run keeps it.
     """
     if tree is not None:
         if not hasattr(model, "head"):
@@ -71,12 +76,18 @@ def create_pretraining(
         if training.tree is not None:
             save_tree(folder / TREE, training.tree.tree, training.tree.builder, training.task.tokens)
 
+    config["machine"] = to_table(_with_threads(machine, training.trainer, on_event))
     config["inputs"] = _inputs(training, config)
     Run.create(directory, config, fill).close()
 
 
 def create_finetuning(
-    directory: Path, start: Path, settings: FinetuneSettings, machine: MachineSettings, data: Path | None = None
+    directory: Path,
+    start: Path,
+    settings: FinetuneSettings,
+    machine: MachineSettings,
+    data: Path | None = None,
+    on_event: Callback = ignore,
 ) -> None:
     """Create the directory of a fine-tuning that starts from the best weights of another run."""
     require_no_run(directory)
@@ -99,8 +110,33 @@ def create_finetuning(
     for estimator in (settings.estimator, *_probe_names(settings)):
         make_estimator(estimator).check_head(config["model"].get("head", "softmax"))
     training = _finetuning(config, weights, str(parent.best), str(directory))
+    if machine.threads is None and (settings.unit, settings.clock) == ("seconds", "cpu"):
+        on_event(note("1 thread: the budget counts the CPU time of all of them"))
+        machine = replace(machine, threads=1)
+    config["machine"] = to_table(_with_threads(machine, training.trainer, on_event))
     config["inputs"] = _inputs(training, config)
     Run.create(directory, config, lambda folder: write_weights(folder / START, weights, meta)).close()
+
+
+def _with_threads(machine: MachineSettings, trainer: BaseTrainer[Any], on_event: Callback) -> MachineSettings:
+    """The settings with a number of threads: if none is given, by a measurement of the policy's own steps."""
+    if machine.threads is not None:
+        return machine
+    if torch.device(machine.device).type != "cpu":
+        choice = choose_threads()
+    else:
+        policy = trainer.engine.policy
+        batch = trainer.data.batch(range(min(trainer.batch_size, len(trainer.data))), trainer.device)
+        tokens = torch.full_like(batch.examples, trainer.engine.bos)
+
+        @torch.no_grad()
+        def first_step() -> None:
+            with evaluation_mode(policy):
+                policy.step(policy.start(policy.encode(batch.context)), tokens)
+
+        choice = choose_threads(first_step)
+    on_event(note(choice.reason))
+    return replace(machine, threads=choice.threads)
 
 
 def _probe_names(settings: FinetuneSettings) -> list[str]:
@@ -110,10 +146,13 @@ def _probe_names(settings: FinetuneSettings) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def resume_run(directory: Path, on_event: Callback = ignore, accept_changes: bool = False) -> dict[str, Any]:
+def resume_run(
+    directory: Path, on_event: Callback = ignore, accept_changes: bool = False, threads: int | None = None
+) -> dict[str, Any]:
     """Run what the settings of a run say, from its newest checkpoint on; return its summary.
 
-    Data, tree and reward must be those that the run began with, unless ``accept_changes``.
+    Data, tree and reward must be those that the run began with, unless ``accept_changes``. ``threads`` is another
+    number of threads than the run's, with which the weights may differ by rounding.
     """
     with Run.open(directory, resume=True) as run:
         kind, config = run.config.get("kind"), str(directory / CONFIG)
@@ -125,7 +164,9 @@ def resume_run(directory: Path, on_event: Callback = ignore, accept_changes: boo
             numbers: dict[str, Any] = {"updates": int, "best_update": int, f"best_{metric}": (int, float)}
             return check_entries(summary, path, advice, **numbers)
         machine = from_table(MachineSettings, run.section("machine"), config)
-        torch.set_num_threads(machine.threads)
+        if threads is not None and threads != machine.threads:
+            on_event(warning(f"the run began with --threads {machine.threads}; with {threads}, rounding may differ"))
+        use_threads(threads or machine.threads)
         if kind == "finetune":
             start = directory / START
             training = _finetuning(run.config, read_weights(start)[0], str(start), config, on_event)
@@ -133,6 +174,8 @@ def resume_run(directory: Path, on_event: Callback = ignore, accept_changes: boo
             tree = directory / TREE
             training = _pretraining(run.config, tree if tree.exists() else None, config, on_event)
         _check_inputs(run, _inputs(training, run.config), accept_changes, on_event)
+        if isinstance(training.trainer, Trainer):
+            warm_up(training.trainer)
         return fit(training.trainer, run, training.schedule, training.evaluate, metric, on_event=on_event)
 
 
@@ -160,7 +203,7 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
     trainer = MLETrainer(
         engine,
         task.mle_data,
-        torch.optim.Adam(policy_module(engine).parameters(), lr=settings.learning_rate),
+        make_adam(policy_module(engine).parameters(), settings.learning_rate),
         batch_size=settings.batch_size,
         max_grad_norm=settings.max_grad_norm,
         decay=LearningRateDecay(settings.decay, settings.decay_every),
@@ -187,7 +230,7 @@ def _finetuning(
         task.train.columns,
         task.reward(settings.reward or task.rewards[0]),
         settings.estimator,
-        torch.optim.Adam(policy_module(engine).parameters(), lr=settings.learning_rate),
+        make_adam(policy_module(engine).parameters(), settings.learning_rate),
         batch_size=settings.batch_size,
         max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,

@@ -5,6 +5,9 @@ import sys
 import time
 from pathlib import Path
 
+import numba
+import torch
+
 from corollout.errors import InputError
 from corollout.events import Callback, Event, Progress, warning
 
@@ -35,3 +38,24 @@ def sleep(file: str, on_event: Callback) -> None:
     except KeyboardInterrupt:
         Path(file).write_text("saved")
         raise
+
+
+MEGABYTES = 200
+
+
+def freed(on_event: Callback) -> float:
+    """How many megabytes of a block the process still holds after it was freed."""
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    before = resident()
+    block = torch.ones(MEGABYTES * 250_000)
+    assert resident() - before > 0.9 * MEGABYTES
+    del block
+    return resident() - before
+
+
+def compile_something(on_event: Callback) -> None:
+    """A function that no cache has."""
+    numba.njit(lambda n: n + 1)(1)

@@ -305,6 +305,7 @@ OPTIMIZERS = {
         [{"params": list(m[2].parameters())}, {"params": list(m[0].parameters()), "lr": 1e-3}], lr=0.1
     ),
     "named": lambda m: torch.optim.Adam(m.named_parameters(), lr=1e-2),
+    "fused": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, fused=True),
 }
 
 

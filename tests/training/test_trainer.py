@@ -16,7 +16,8 @@ from corollout.noise import Noise
 from corollout.policies import RecurrentPolicy, TokenEncoder
 from corollout.rewards import Reward
 from corollout.training import MLETrainer, Trainer, estimate, evaluate, probe_variance
-from corollout.training.base import RunningVariance, flat_gradient
+from corollout.training.base import flat_gradient
+from corollout.training.running_variance import RunningVariance
 from corollout.types import Sampler
 from tests.support.small_task import (
     BOS,
