@@ -38,7 +38,6 @@ _LEAST_RIDGE = 1e-6  # relative to the matrix that it is added to: more than the
 _TINY = 1e-200  # dividing by smaller numbers would overflow
 
 
-
 @dataclass(frozen=True)
 class TokenProbabilities:
     """What inner products ask of the probabilities of each step, a softmax: those of the token a that was drawn."""

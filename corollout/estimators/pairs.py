@@ -143,9 +143,7 @@ def _kinds(share: Float[Tensor, " branch"], step: Int64[Tensor, " branch"]) -> I
 
 
 # Row, step, action and probability of branches
-_Actions = tuple[
-    Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]
-]
+_Actions = tuple[Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tensor, " branch"], Float[Tensor, " branch"]]
 
 
 def _actions(cells: Cells) -> _Actions:

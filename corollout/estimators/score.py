@@ -282,9 +282,7 @@ def _greedy_sequences(trajectories: Trajectories) -> tuple[Int64[Tensor, " row"]
     starts = chosen[(latest < width) & (chosen < rows)]  # a context may have no row
     source = torch.cat([row, row.new_zeros(1)])
     source[starts] = rows + torch.arange(len(starts), device=mask.device)
-    return source[chosen][contexts], Branches.of(
-        starts, step[starts], greedy[starts, step[starts]], greedy=True
-    )
+    return source[chosen][contexts], Branches.of(starts, step[starts], greedy[starts, step[starts]], greedy=True)
 
 
 def _greedy_baselines(trajectories: Trajectories) -> tuple[Int64[Tensor, "row step"], Branches]:

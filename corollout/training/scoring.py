@@ -68,9 +68,7 @@ def _without_zeros(credits: Credits) -> Credits:
 class PrefixScoring(Scoring):
     """A softmax on hidden states of distinct prefixes."""
 
-    def __init__(
-        self, engine: Engine, memory: Any, mains: Mains, tree: PrefixTree, plan: SparsePlan, rewards: Rewards
-    ):
+    def __init__(self, engine: Engine, memory: Any, mains: Mains, tree: PrefixTree, plan: SparsePlan, rewards: Rewards):
         self._trajectories, self._tree = mains.trajectories, tree
         self._known = mains.logits if mains.logits is not None and len(mains.logits) == len(tree) else None
         if plan.reads_scores:
@@ -128,9 +126,7 @@ class PrefixScoring(Scoring):
 class PathScoring(Scoring):
     """A tree head on hidden states of distinct prefixes: few logits for each token, all at once."""
 
-    def __init__(
-        self, engine: Engine, memory: Any, mains: Mains, tree: PrefixTree, plan: SparsePlan, rewards: Rewards
-    ):
+    def __init__(self, engine: Engine, memory: Any, mains: Mains, tree: PrefixTree, plan: SparsePlan, rewards: Rewards):
         trajectories = mains.trajectories
         if plan.reads_scores:
             row, step = trajectories.mask.nonzero(as_tuple=True)
@@ -213,11 +209,7 @@ class SequenceScoring(Scoring):
         if padded > 0.85 * len(number) * int(lengths[number[-1]]):
             groups = (number,)
         width = max(1, self._engine.output_width or 1)
-        return [
-            part
-            for group in groups
-            for part in group.split(max(1, _BATCH // (width * int(lengths[group[-1]]))))
-        ]
+        return [part for group in groups for part in group.split(max(1, _BATCH // (width * int(lengths[group[-1]]))))]
 
     def _score(self, memory: Any, number: Rows) -> tuple[Tensor, Sequences]:
         """The logits of some distinct sequences, and the sequences."""
