@@ -30,6 +30,7 @@ from corollout.noise import (
     dirichlet,
     dirichlet_given,
     exponential,
+    exponential_into,
     race,
     subsets,
     uniform,
@@ -268,6 +269,14 @@ def test_successive_draws_of_a_row_are_independent():
     first, second = (race(logits.expand(rows, -1), keys_of(rows), zeros(rows) + step) for step in (0, 1))
     p = logits.double().softmax(0)
     assert_chi_square((3 * first + second).bincount(minlength=9), (p[:, None] * p).flatten())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("width", [1, 17, 40_000])
+def test_exponential_numbers_in_a_buffer_are_the_same(dtype: torch.dtype, width: int):
+    out, steps = torch.empty(3, width, dtype=dtype), torch.tensor([0, 5, 2**40])
+    exponential_into(out.numpy(), keys_of(3).numpy(), steps.numpy())
+    assert torch.equal(out, exponential(keys_of(3), steps, width, dtype))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

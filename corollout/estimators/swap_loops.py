@@ -138,6 +138,20 @@ def _challenge(a, phi, members, weight, a_j, phi_j, w_j, o_z, before_true, befor
 
 @no_type_check
 @numba.njit(cache=True)
+def _first(ascending, number):
+    """The first position of an ascending list whose number is at least this one."""
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@no_type_check
+@numba.njit(cache=True)
 def _near(a, phi_m, o_z, out):
     """Write the positions where a − φ_m ≤ o_z to ``out``; return their number."""
     count = 0
@@ -178,7 +192,8 @@ def _longer(values, count, more):
     if count + more <= len(values):
         return values
     longer = np.empty(2 * len(values) + more, values.dtype)
-    longer[:count] = values[:count]
+    for i in range(count):
+        longer[i] = values[i]
     return longer
 
 
@@ -208,7 +223,7 @@ def _find_others(cell, index, logit, work, listed):
     for c in order[:many][np.argsort(-logit[order[:many]])]:
         m = index[c]
         a_m, phi_m, before_true = a[m], logit[c], m < z
-        cut = np.searchsorted(others_j[:size], m)  # j < m, then j ≥ m
+        cut = _first(others_j[:size], m)  # j < m, then j ≥ m
         near = 0
         for start, stop in ((0, cut), (cut, size)):
             parts = others_a[start:stop], others_phi[start:stop], others_w[start:stop]
@@ -239,12 +254,12 @@ def _find_others(cell, index, logit, work, listed):
         if visited[c] and logit[c] < few:
             list_a[size], list_phi[size], list_j[size], order[size], sums[size] = a[index[c]], logit[c], c, 0, 0.0
             size += 1
-    true_at = np.searchsorted(index, z)
+    true_at = _first(index, z)
     for i in range(len(near_a)):
         a_j, phi_j, w_j, j = near_a[i], near_phi[i], near_w[i], near_j[i]
         # m < z and m < j, then only one of the two, then neither.
-        cut_true = np.searchsorted(list_j[:size], true_at)
-        cut_other = np.searchsorted(list_j[:size], np.searchsorted(index, j))
+        cut_true = _first(list_j[:size], true_at)
+        cut_other = _first(list_j[:size], _first(index, j))
         low, high = min(cut_true, cut_other), max(cut_true, cut_other)
         number = 0
         for start, stop in ((0, low), (low, high), (high, size)):
@@ -445,7 +460,7 @@ def write(lists, logs, weights, cells, phi, target, work, count, branch, coordin
         cell = Cell(phi, a, w, z, z2, a_z, a_z - phi_z, o_z2)
         listed_all = False
         for t in range(begin[r], end[r]):
-            c = np.searchsorted(index, action[t])
+            c = _first(index, action[t])
             target[c] = position[t]
             visited[c] = action[t] != z2
             listed_all |= action[t] == z
@@ -462,7 +477,7 @@ def write(lists, logs, weights, cells, phi, target, work, count, branch, coordin
                 count += 1
         for t in range(begin[r], end[r]):
             m = action[t]
-            c = np.searchsorted(index, m)
+            c = _first(index, m)
             if m in (z, z2):
                 if m == z:
                     _true_action_sums(cell, index, listed_c, listed_j, sums)
