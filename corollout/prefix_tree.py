@@ -63,8 +63,8 @@ class PrefixTree:
             node[alive, t] = first + place
             first += len(new)
             before, read = place, sequences.tokens[alive, t]
-        empty = contexts[:0]
-        return cls(tuple(sizes), *(torch.cat([empty, *parts]) for parts in (owners, parents, tokens)), node)
+        context, parent, token = (torch.cat([contexts[:0], *parts]) for parts in (owners, parents, tokens))
+        return cls(tuple(sizes), context, parent, token, node)
 
     @classmethod
     def chains(cls, inputs: Int64[Tensor, "row step"], lengths: Int64[Tensor, " row"]) -> "PrefixTree":

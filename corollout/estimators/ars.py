@@ -326,7 +326,8 @@ class ARS(Branching):
         row, step = coefficients.row, coefficients.step
         order = (row * trajectories.tokens.shape[1] + step).argsort(stable=True)
         kept, weight = self.spend(coefficients.norm[order], row[order], trajectories, noise)
-        return _contrasts(*coefficients.select(order[kept]), weight, trajectories, self)
+        branches, entries = coefficients.select(order[kept])
+        return _contrasts(branches, entries, weight, trajectories, self)
 
     def _swaps_all(self, cells: Cells) -> bool:
         """Whether every action is a reference of every step, once, so that the faster search applies."""

@@ -57,6 +57,11 @@ class Credits:
     value: Float[Tensor, " entry"]
     centre: Literal["policy", "uniform", "nothing"]
 
+    def select(self, entries: Int64[Tensor, " some"]) -> "Credits":
+        """Some of the entries."""
+        row, step, token, value = (part[entries] for part in (self.row, self.step, self.token, self.value))
+        return Credits(row, step, token, value, self.centre)
+
     def gradient(self, logits: Logits, decisions: Decisions | None = None) -> Logits:
         """g for all rows and steps; ``decisions`` are those of the main trajectories."""
         value = self.value.to(logits.dtype)
@@ -96,7 +101,7 @@ class SparsePlan:
 class ContrastPlan(SparsePlan):
     """A list of differences of two rewards, each credited to one logit: weight · (r_plus − r_minus).
 
-    ``centre`` is that of :class:`Credits`, and ``decisions`` are those of the main trajectories, if the centre needs them.
+    ``centre`` is that of :class:`Credits`; ``decisions`` are those of the main trajectories, if the centre needs them.
     """
 
     branches: Branches

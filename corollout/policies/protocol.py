@@ -262,11 +262,12 @@ class Softmax(Head):
         # The largest logit is finite exactly if none is NaN or +inf and not all are −inf.
         highest = logits.amax(1)
         valid = highest.isfinite()
-        best = None if greedy is False else logits.argmax(1) if index is None else logits.argmax(1)[index]
-        if greedy is True and best is not None:
+        if greedy is False:
+            return Choice(race(logits, keys, steps, highest, index), logits, valid)
+        best = logits.argmax(1) if index is None else logits.argmax(1)[index]
+        if greedy is True:
             return Choice(best, logits, valid)
-        tokens = race(logits, keys, steps, highest, index)
-        return Choice(tokens if best is None else torch.where(greedy, best, tokens), logits, valid)
+        return Choice(torch.where(greedy, best, race(logits, keys, steps, highest, index)), logits, valid)
 
     def best(self, outputs: Outputs, count: int) -> Ranked:
         logits = full_precision(outputs)

@@ -406,7 +406,7 @@ class _Spawned(NamedTuple):
 
     rows: Int64[Tensor, " fresh"]
     place: Int64[Tensor, " fresh"]
-    count: int  # of the states
+    size: int  # the number of places
     states: list[Any]
 
 

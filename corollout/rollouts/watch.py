@@ -120,10 +120,19 @@ class SoftmaxWatch(Watch):
             index.append(place + first)
             first += len(logits)
         row = torch.cat(rows)
-        origin = (part[row] for part in vars(self._origin).values())
+        examples, samples, keys = (part[row] for part in vars(self._origin).values())
         logits = torch.cat([logits for _, _, _, logits, _ in self._steps])
-        places = torch.cat(index)
-        cells = Cells(row, torch.cat(steps), torch.cat(tokens), *origin, logits, places, self._origin.examples)
+        cells = Cells(
+            rows=row,
+            steps=torch.cat(steps),
+            tokens=torch.cat(tokens),
+            examples=examples,
+            samples=samples,
+            keys=keys,
+            logits=logits,
+            index=torch.cat(index),
+            batch=self._origin.examples,
+        )
         self._notes.append(self._reads(cells))
         self._steps, self._waiting = [], 0
 

@@ -61,8 +61,7 @@ def _without_zeros(credits: Credits) -> Credits:
     used = (credits.value != 0).nonzero().squeeze(1)
     if len(used) == len(credits.value):
         return credits
-    parts = (part[used] for part in (credits.row, credits.step, credits.token, credits.value))
-    return Credits(*parts, credits.centre)
+    return credits.select(used)
 
 
 class PrefixScoring(Scoring):
@@ -252,10 +251,8 @@ class SequenceScoring(Scoring):
                 logits = self._outputs
             place[:] = -1
             place[number] = torch.arange(len(number), device=number.device)
-            row = place[self._place[self._credits.row]]
-            used = (row >= 0).nonzero().squeeze(1)
-            parts = (part[used] for part in (self._credits.step, self._credits.token, self._credits.value))
-            credits = Credits(row[used], *parts, self._credits.centre)
+            local = replace(self._credits, row=place[self._place[self._credits.row]])
+            credits = local.select((local.row >= 0).nonzero().squeeze(1))
             decisions = self._trajectories.decisions
             if decisions is not None:
                 rows, steps = self._distinct[number], logits.shape[1]
