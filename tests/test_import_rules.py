@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-SHARED = "types errors text limits json_text row_threads noise files arrays folders signals events config data"
+SHARED = (
+    "types errors text limits json_text row_threads noise files arrays folders signals events config data prefix_tree"
+)
 # All that a room may import from this package, besides itself.
 ONLY = {
     **dict.fromkeys([*SHARED.split(), "trees", "estimators", "rewards", "text_metrics"], SHARED),

@@ -185,7 +185,7 @@ class Engine:
         places = torch.zeros(len(rows), self.max_length, dtype=torch.int64, device=rows.device)
         prefixes: Prefixes | None = None
         parents: Tensor | None = None
-        checks = _Checks()
+        checks = _Checks(self.head.logits_by_token)
         for t in range(self.max_length):
             outputs, state = self._step(state, read)
             if prefixes is None:
@@ -233,7 +233,7 @@ class Engine:
         starts = torch.searchsorted(
             branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
         ).tolist()
-        checks = _Checks()
+        checks = _Checks(self.head.logits_by_token)
         for t in range(int(branches.step[chunk[0]]), self.max_length):
             fresh = chunk[starts[t] : starts[t + 1]]
             if len(fresh):
@@ -261,7 +261,7 @@ class Engine:
             outputs, state = self._step(state, read)
             size = len(read)
             generated += size
-            index = place if len(read) < len(rows) else None
+            index = place if shared else None
             greedy = branches.greedy[rows] if greedy_too else False
             choice = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy, index)
             checks.add(t + 1, choice.valid, index, rows)
@@ -363,7 +363,8 @@ def score_tolerance(dtype: torch.dtype) -> float:
 class _Checks:
     """Whether all logits were distributions: asked once at the end, so that no step waits for the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_row: bool) -> None:
+        self._by_row = by_row  # or by output
         self._steps: list[tuple[int, Bool[Tensor, " output"], Rows | None, Rows]] = []
 
     def add(self, t: int, valid: Bool[Tensor, " output"], index: Rows | None, rows: Rows) -> None:
@@ -374,7 +375,7 @@ class _Checks:
         if not self._steps or bool(torch.cat([valid for _, valid, _, _ in self._steps]).all()):
             return
         for t, valid, index, rows in self._steps:
-            of_rows = valid[index] if index is not None and len(valid) < len(rows) else valid
+            of_rows = valid if index is None or self._by_row else valid[index]
             check_valid(of_rows, t, lambda rows=rows: examples(rows))
 
 

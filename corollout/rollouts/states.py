@@ -100,7 +100,7 @@ class GrowingStates(States):
         return where[::-1]
 
 
-def _others(places: Places, size: int) -> Places:
+def _others(places: Places, size: int) -> Int64[Tensor, " other"]:
     """The places that are not among the given ones, in order."""
     other = torch.ones(size, dtype=torch.bool, device=places.device)
     other[places] = False

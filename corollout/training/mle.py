@@ -126,12 +126,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         policy: Any = self.engine.policy
         head, mask = self.engine.head, targets >= 0
         if not hasattr(policy, "hidden_states"):
-            outputs, tokens = policy.score(memory, inputs), torch.where(mask, targets, 0)
-            if head is SOFTMAX:
-                loss = cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
-            else:
-                log_probs = head.log_probs(head.logits(outputs, tokens), tokens)
-                loss = -torch.where(mask, log_probs, 0.0).sum() / mask.sum()
+            loss = self._loss(policy.score(memory, inputs), targets)
             loss.backward()
             return loss.item()
         # Only where there are targets.
@@ -149,6 +144,15 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         log_probs = torch.empty_like(share, dtype=full_precision(share).dtype)
         read_out_backward(hidden, policy.read_out(tree), credits, -1.0, log_probs=log_probs)
         return -log_probs.mean().item()
+
+    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Minus the mean log-probability of the target tokens, from what the policy puts out at all steps."""
+        head = self.engine.head
+        if head is SOFTMAX:
+            return cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        mask = targets >= 0
+        tokens = torch.where(mask, targets, 0)
+        return -torch.where(mask, head.log_probs(head.logits(outputs, tokens), tokens), 0.0).sum() / mask.sum()
 
     @torch.no_grad()
     def _sample_inputs(

@@ -135,7 +135,10 @@ def test_branches_leave_their_main_sequence_where_they_say(estimator: str, opene
                     assert (branch.token == step.token) == (branch.kind == "completion")
                     kinds.add(branch.kind)
     expected = {"a": {"pseudo-action"}, "s": {"greedy"}, "m": {"greedy", "completion"}}[estimator[0]]
-    assert kinds == (expected if estimator != "mc-0" else {"greedy"})
+    if estimator == "sc-3":  # one greedy completion for all samples, and none if a sample is greedy
+        assert kinds <= expected
+    else:
+        assert kinds == (expected if estimator != "mc-0" else {"greedy"})
 
 
 @pytest.mark.parametrize(

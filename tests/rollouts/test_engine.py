@@ -130,6 +130,13 @@ def all_branches(mains: Mains, vocab: int, copies: int = 1, greedy: bool = False
     return branches.select(torch.randperm(len(branches), generator=torch.Generator().manual_seed(0)))
 
 
+def prefixes_of(rows: list[list[int]], labels: list[Any], starts: list[int] | None = None) -> set[tuple[Any, ...]]:
+    """What has to be computed: the distinct prefixes after which a token is chosen, from a row's start on."""
+    starts = starts or [0] * len(rows)
+    cases = zip(labels, rows, starts, strict=True)
+    return {(label, *row[:t]) for label, row, start in cases for t in range(start, len(row))}
+
+
 def assert_equal(a: Sequences, b: Sequences) -> None:
     assert torch.equal(a.tokens, b.tokens)
     assert torch.equal(a.lengths, b.lengths)
@@ -153,7 +160,8 @@ def test_main_trajectories_equal_those_of_the_slow_twin(case: Case, mode: Any, c
     expected = [case.alone(context, [], drawn.keys[row], mode == "greedy") for row, context in contexts]
     assert rows_of(drawn) == expected
     assert len({tuple(row) for row in expected}) > 1 or mode == "greedy"
-    assert mains.tokens == sum(map(len, expected))
+    assert mains.tokens == len(prefixes_of(expected, drawn.contexts.tolist()))
+    assert (mains.tokens < sum(map(len, expected))) == (count > 1)
 
 
 def test_logits_are_those_that_the_tokens_were_chosen_from(case: Case):
@@ -215,7 +223,11 @@ def test_completions_equal_those_of_the_slow_twin(case: Case, share_noise: bool)
         expected.append(case.alone(int(parents.contexts[parent]), prefix, key, bool(branches.greedy[i])))
     assert rows_of(done.sequences) == expected
     assert done.sequences.finished.tolist() == [row[-1] == EOS for row in expected]
-    assert done.tokens == sum(len(row) - step - 1 for row, step in zip(expected, branches.step.tolist(), strict=True))
+    # Branches that leave one prefix with one token share what they have in common.
+    steps = branches.step.tolist()
+    starts = list(zip(parents.contexts[branches.parent].tolist(), steps, strict=True))
+    assert done.tokens == len(prefixes_of(expected, starts, [step + 1 for step in steps])) < done.unshared
+    assert done.unshared == sum(len(row) - step - 1 for row, step in zip(expected, steps, strict=True))
     assert len(branches) > 100
 
 
@@ -237,11 +249,14 @@ def test_a_bound_on_rows_changes_no_result(case: Case, max_rows: int):
     assert_equal(mains.trajectories, expected.trajectories)
     torch.testing.assert_close(mains.trajectories.logits, expected.trajectories.logits)
     torch.testing.assert_close(mains.trajectories.log_probs, expected.trajectories.log_probs)
-    assert mains.tokens == expected.tokens
+    most = int(mains.trajectories.lengths.sum())
+    assert expected.tokens <= mains.tokens <= most  # contexts whose rows are apart share nothing
+    assert max_rows > 1 or mains.tokens == most
     branches = Branches.join(all_branches(mains, 5), all_branches(mains, 5, greedy=True))
     done, wanted = bound.complete(mains, branches, noise), free.complete(expected, branches, noise)
     assert_equal(done.sequences, wanted.sequences)
-    assert done.tokens == wanted.tokens
+    assert wanted.tokens <= done.tokens <= done.unshared == wanted.unshared
+    assert max_rows > 1 or done.tokens == done.unshared
 
 
 class Counting:
@@ -351,7 +366,7 @@ def test_the_end_token_at_the_last_step_is_an_end():
         assert 0 not in tokens
     mains = sample_table((), Sampler("sample", 50), length=1, count=1)
     assert mains.trajectories.tokens.shape == (50, 1)
-    assert mains.tokens == 50
+    assert mains.tokens == 1  # all are drawn from the same logits
 
 
 def test_masked_tokens_are_never_generated():
@@ -505,7 +520,9 @@ def test_dropout_is_off_and_there_is_no_graph(name: str):
     assert torch.equal(first.trajectories.logits, second.trajectories.logits)
     assert_equal(first_done.sequences, second_done.sequences)
     assert torch.equal(first_beams.trajectories.log_probs, second_beams.trajectories.log_probs)
-    states = [tensor for prefix in first.prefixes for tensor in tensors_in(prefix.states)]
+    (prefix,) = first.prefixes
+    states = [prefix.states.at(t, torch.arange(size)) for t, size in enumerate(prefix.sizes)]
+    states = tensors_in(states)
     assert len(states) > 5
     assert not any(tensor.requires_grad for tensor in [*states, first.trajectories.logits])
     assert [module.training for module in case.policy.modules()] == modes

@@ -46,7 +46,7 @@ def test_outputs_are_kept_and_decisions_are_those_of_the_tokens():
         assert torch.equal(decisions.bits, expected.bits)
         assert torch.equal(decisions.other, expected.other)
         for prefix in mains.prefixes:
-            assert list(map(len, prefix.outputs)) == list(map(len, prefix.rows))
+            assert list(map(len, prefix.outputs)) == prefix.sizes
     _, of_softmax = sampled(Problem.make(vocab=4, length=3), Sampler())
     assert all(prefix.outputs == [] for prefix in of_softmax.prefixes)
 
@@ -82,7 +82,7 @@ def test_the_baseline_of_self_critic_is_the_greedy_sequence():
 def test_the_baselines_of_prefixes_are_their_greedy_completions():
     problem = TreeProblem.of(UNBALANCED, length=3, seed=2)
     engine, mains = sampled(problem, MonteCarlo().sampler)
-    source, branches = _greedy_baselines(mains.trajectories, first_only=False)
+    source, branches = _greedy_baselines(mains.trajectories)
     done = engine.complete(mains, branches, Noise(3))
     sequences = rows_of(mains.trajectories) + rows_of(done.sequences)
     for row, step in mains.trajectories.mask.nonzero().tolist():

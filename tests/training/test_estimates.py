@@ -125,11 +125,24 @@ def test_gradient_costs_and_rewards_of_every_estimator(name: str):
     assert bool((sample.gradient[~trajectories.mask] == 0).all())
     assert float(gradient.norm()) > 1e-4
     # Costs
-    generated = sample.completed.lengths - branches.step - 1
-    assert sample.cost.rollouts == len(branches) == len(sample.completed.tokens)
-    assert sample.cost.tokens == sample.cost.main_tokens + int(generated.sum())
-    if not name.startswith(("rl-beam", "set")):  # what a search computes is more than it keeps
-        assert sample.cost.main_tokens == int(trajectories.lengths.sum())
+    cost, generated = sample.cost, int((sample.completed.lengths - branches.step - 1).sum())
+    assert cost.rollouts == len(branches) == len(sample.completed.tokens)
+    assert cost.main_tokens == int(trajectories.lengths.sum())
+    prefixes = {
+        (context, *tokens[:t])
+        for context, tokens, length in zip(
+            trajectories.contexts.tolist(), trajectories.tokens.tolist(), trajectories.lengths.tolist(), strict=True
+        )
+        for t in range(length)
+    }
+    assert 0 < cost.scored_tokens <= len(prefixes)  # without those that no gradient comes from
+    if name.startswith(("rl-beam", "set")):  # what a search computes may be more than it keeps
+        assert cost.tokens >= len(prefixes)
+    else:
+        assert len(prefixes) <= cost.tokens <= len(prefixes) + generated
+        assert cost.saved_tokens == 2 * cost.main_tokens + generated - cost.tokens - cost.scored_tokens
+    if name.startswith(("ars", "reinforce", "pairs")) and "samples" not in name:
+        assert cost.tokens == cost.main_tokens + generated  # one sample: nothing is shared
     rows = sources(sample)
     assert sample.cost.reward_calls == len({(owner, *tokens, finished) for owner, tokens, finished in rows})
     assert {"sample", "plan", "complete", "reward", "score", "backward"} <= set(sample.seconds)
@@ -178,15 +191,22 @@ def test_a_contrast_with_a_skipped_side_is_left_out(name: str):
 
 
 def test_rollouts():
-    """Self-critic completes each greedy sequence once: from where the sample first leaves it, if it ever does."""
+    """Self-critic completes the greedy sequence of a context once, from where the last sample leaves it, unless a sample
+    never does.
+    """
     batch = make_data().batch(range(8))
     sample = estimated(make_policy(), batch, "sc-4")
     branches, trajectories = sample.plan.branches, sample.trajectories
-    leaves = trajectories.mask & (trajectories.logits.argmax(2) != trajectories.tokens)
-    rows = leaves.any(1).nonzero().squeeze(1)
-    assert branches.parent.tolist() == rows.tolist()
-    assert branches.step.tolist() == leaves[rows].long().argmax(1).tolist()
-    assert int(leaves.sum()) > len(rows)
+    leaves = trajectories.mask & (sample.logits.argmax(2) != trajectories.tokens)
+    step = [row.index(True) if any(row) else None for row in leaves.tolist()]
+    expected = []
+    for context in range(8):
+        rows = range(4 * context, 4 * context + 4)
+        if all(step[row] is not None for row in rows):
+            last = max(rows, key=lambda row: step[row] or 0)
+            expected.append((last, step[last]))
+    assert list(zip(branches.parent.tolist(), branches.step.tolist(), strict=True)) == expected
+    assert len(branches) == len(expected) < int(leaves.any(1).sum())  # most samples leave it
     # Rollouts are counted by step.
     sample = estimated(make_policy(), batch, "arsm")
     lengths, steps = sample.trajectories.lengths.tolist(), sample.plan.branches.step.tolist()
