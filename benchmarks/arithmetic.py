@@ -14,7 +14,8 @@ class Network:
     first: int  # of a context: layers that read the data, which needs no gradient
     encoder: int  # of a context: what follows
     word: int  # of a token as an input, whatever precedes it
-    step: int  # of a prefix: the recurrence and the read-out
+    step: int  # of a prefix: the recurrence
+    read_out: int  # of a prefix
 
 
 def karel_network(model: dict[str, Any], pairs: int) -> Network:
@@ -26,7 +27,8 @@ def karel_network(model: dict[str, Any], pairs: int) -> Network:
         first=pairs * 2 * cells * 9 * CHANNELS * channels,
         encoder=pairs * (blocks + cells * 2 * channels * model["pair_width"] + model["pair_width"] * gates),
         word=model["embedding"] * gates,
-        step=pairs * layers + model["hidden"] * len(TOKENS),
+        step=pairs * layers,
+        read_out=model["hidden"] * len(TOKENS),
     )
 
 
@@ -37,7 +39,8 @@ def caption_network(model: dict[str, Any]) -> Network:
         first=model["width"] * model["embedding"],
         encoder=model["embedding"] * gates,
         word=model["embedding"] * gates,
-        step=model["hidden"] * gates + model["hidden"] * model["vocab"],
+        step=model["hidden"] * gates,
+        read_out=model["hidden"] * model["vocab"],
     )
 
 
@@ -45,12 +48,15 @@ def needed_flops(network: Network, counts: dict[str, Any], prefixes: str = "diff
     """Floating-point operations that an update cannot do without, two for each multiply-add.
 
     ``counts`` are those of ``speed_worker.count_update``. Contexts are encoded once. Each different prefix of a context
-    is fed once while sequences are generated, branches included, and once more while main trajectories are scored;
-    with ``prefixes="all"``, as often as it occurs. Each different token is projected once in either. The backward pass
-    of a product is two products, for its inputs and for its weights; the inputs of the first layer are data.
+    is fed once while sequences are generated, branches included, and once more while main trajectories are scored,
+    unless its gradient is zero; with ``prefixes="all"``, as often as it occurs. Each different token is projected once
+    in either. Each prefix is read out once: what was read out while sequences were generated need not be read out
+    again. The backward pass of a product is two products, for its inputs and for its weights; the inputs of the first
+    layer are data.
     """
     generated, scored = counts["generated"], counts["scored"]
     contexts = counts["contexts"] * (2 * network.first + 3 * network.encoder)
-    generating = generated["words"] * network.word + generated[prefixes] * network.step
-    scoring = scored["words"] * network.word + scored[prefixes] * network.step
-    return 2 * (contexts + generating + 3 * scoring)
+    generating = generated["words"] * network.word + generated[prefixes] * (network.step + network.read_out)
+    scoring = 3 * (scored["words"] * network.word + scored[prefixes] * network.step)
+    first_time = 0 if generated[prefixes] else scored[prefixes]
+    return 2 * (contexts + generating + scoring + (first_time + 2 * scored[prefixes]) * network.read_out)

@@ -212,10 +212,12 @@ def count_update(problem: Problem, method: str, number: int) -> dict[str, Any]:
     contexts = made.trajectories.contexts
     mains = rows_of(contexts, made.trajectories)
     branches = rows_of(contexts[made.plan.branches.parent], made.completed)
+    scored = count_prefixes(mains, bos)
+    scored["different"] = min(scored["different"], getattr(made.cost, "scored_tokens", scored["different"]))
     return {
         "contexts": len(batch),
         "generated": count_prefixes(mains + branches, bos),
-        "scored": count_prefixes(mains, bos),
+        "scored": scored,
         "sequences": len(mains) + len(branches),
         "reward": made.mean_reward,
     }

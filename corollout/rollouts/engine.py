@@ -293,7 +293,7 @@ class Engine:
         for prefix in mains.prefixes if len(partial) else ():
             for t, outputs in enumerate(prefix.outputs):
                 at_step = partial[branches.step[partial] == t]
-                selected, index = _places(prefix, t, at_step, branches.parent)
+                selected, index = _places(prefix, t, at_step, branches.parent, alone=len(mains.prefixes) == 1)
                 if len(selected):
                     steps = torch.full_like(selected, t)
                     token[selected] = self.head.finish(
@@ -417,7 +417,7 @@ def _spawn(
     """The states from which branches start at step t; those that start from one prefix share it, if asked for."""
     rows, places, states, first = [], [], [], 0
     for prefix in prefixes:
-        selected, place = _places(prefix, t, fresh, parent)
+        selected, place = _places(prefix, t, fresh, parent, alone=len(prefixes) == 1)
         if len(selected) == 0:
             continue
         if shared:
@@ -432,12 +432,15 @@ def _spawn(
 
 
 def _places(
-    prefix: Prefixes, t: int, branches: Int64[Tensor, " some"], parent: OfBranches
+    prefix: Prefixes, t: int, branches: Int64[Tensor, " some"], parent: OfBranches, alone: bool
 ) -> tuple[Int64[Tensor, " selected"], Int64[Tensor, " selected"]]:
-    """Those of some branches whose parents are in a chunk, and the places of the prefixes that they leave at step t."""
+    """Those of some branches whose parents are in a chunk, and the places of the prefixes that they leave at step t.
+
+    All are, if the chunk is the only one.
+    """
     row = parent[branches] - prefix.rows.start
-    if len(row) and (int(row.min()) < 0 or int(row.max()) >= len(prefix.rows)):
-        inside = (row >= 0) & (row < len(prefix.rows))
+    if not alone:
+        inside = ((row >= 0) & (row < len(prefix.rows))).nonzero().squeeze(1)
         branches, row = branches[inside], row[inside]
     return branches, prefix.place[row, t]
 

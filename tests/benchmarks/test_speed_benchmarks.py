@@ -130,16 +130,19 @@ def test_prefixes_are_counted_by_context():
 
 def test_arithmetic_of_a_tiny_captioner():
     network = caption_network({"width": 3, "embedding": 2, "hidden": 4, "vocab": 7})
-    assert network == Network(first=3 * 2, encoder=2 * 20, word=2 * 20, step=4 * 20 + 4 * 7)
+    assert network == Network(first=3 * 2, encoder=2 * 20, word=2 * 20, step=4 * 20, read_out=4 * 7)
     counts = {
         "contexts": 2,
         "generated": {"all": 12, "different": 9, "words": 5},
         "scored": {"all": 10, "different": 8, "words": 4},
     }
     contexts = 2 * (6 + 40 + 6 + 80)  # the image's layer has no gradient of its input
-    generating, scoring = 5 * 40 + 9 * 108, 4 * 40 + 8 * 108
-    assert needed_flops(network, counts) == 2 * (contexts + generating + scoring + 2 * scoring)
-    assert needed_flops(network, counts, "all") - needed_flops(network, counts) == 2 * 108 * (3 + 3 * 2)
+    generating, scoring = 5 * 40 + 9 * (80 + 28), 4 * 40 + 8 * 80  # logits are known when sequences are scored
+    assert needed_flops(network, counts) == 2 * (contexts + generating + 3 * scoring + 2 * 8 * 28)
+    more = 3 * 108 + 2 * (3 * 80 + 2 * 28)
+    assert needed_flops(network, counts, "all") - needed_flops(network, counts) == 2 * more
+    counts["generated"] = {"all": 0, "different": 0, "words": 0}  # maximum likelihood
+    assert needed_flops(network, counts) == 2 * (contexts + 3 * scoring + 3 * 8 * 28)
 
 
 def test_arithmetic_of_a_tiny_karel_network():
@@ -149,7 +152,8 @@ def test_arithmetic_of_a_tiny_karel_network():
     assert network.first == 5 * (2 * 16 * 9 * 16 * 3)
     assert network.encoder == 5 * (3 * 16 * 9 * 6 * 6 + 16 * 6 * 5 + 5 * 16)
     assert network.word == 2 * 16
-    assert network.step == 5 * (3 * 4 * 16) + 4 * 53
+    assert network.step == 5 * (3 * 4 * 16)
+    assert network.read_out == 4 * 53
 
 
 # trees and processes

@@ -191,9 +191,7 @@ def test_a_contrast_with_a_skipped_side_is_left_out(name: str):
 
 
 def test_rollouts():
-    """Self-critic completes the greedy sequence of a context once, from where the last sample leaves it, unless a sample
-    never does.
-    """
+    """Self-critic completes the greedy sequence of a context once, from where the last sample leaves it, if all do."""
     batch = make_data().batch(range(8))
     sample = estimated(make_policy(), batch, "sc-4")
     branches, trajectories = sample.plan.branches, sample.trajectories
