@@ -261,7 +261,7 @@ class Engine:
             outputs, state = self._step(state, read)
             size = len(read)
             generated += size
-            index = place if len(read) < len(rows) else None
+            index = place if shared else None
             greedy = branches.greedy[rows] if greedy_too else False
             choice = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy, index)
             checks.add(t + 1, choice.valid, index, rows)
