@@ -1,5 +1,7 @@
 """Prefix trees against sets of tuples."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -55,13 +57,11 @@ def test_every_distinct_prefix_is_one_node(seed: int):
 def test_levels_follow_one_another():
     tree = PrefixTree.of(*some_sequences(1), BOS)
     levels = list(tree.levels())
-    assert [level.nodes for level in levels] == [
-        slice(start, end) for start, end in zip(tree.starts, tree.starts[1:], strict=False)
-    ]
+    assert [level.nodes for level in levels] == [slice(start, end) for start, end in pairwise(tree.starts)]
     assert tree.starts[-1] == len(tree)
     assert torch.equal(levels[0].parent, tree.context[: tree.sizes[0]])
     assert bool((tree.ancestor[: tree.sizes[0]] == -1).all())
-    for above, level in zip(levels, levels[1:], strict=False):
+    for above, level in pairwise(levels):
         assert torch.equal(tree.ancestor[level.nodes], above.nodes.start + level.parent)
         assert torch.equal(tree.token[level.nodes], level.token)
         assert torch.equal(tree.context[above.nodes][level.parent], tree.context[level.nodes])

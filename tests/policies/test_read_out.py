@@ -115,8 +115,7 @@ def test_log_probabilities_are_written_on_the_way(chunk: int, monkeypatch: pytes
     hidden, layer = some_layer(mask=True)
     credits = some_credits("policy")
     order = credits.prefix.argsort(stable=True)
-    parts = (part[order] for part in (credits.prefix, credits.token, credits.value))
-    credits = PrefixCredits(*parts, "policy")
+    credits = PrefixCredits(credits.prefix[order], credits.token[order], credits.value[order], "policy")
     log_probs = torch.full_like(credits.value, torch.nan)
     read_out_backward(hidden, layer, credits, 1.0, log_probs=log_probs)
     expected = plain_logits(hidden, layer).detach().log_softmax(1)[credits.prefix, credits.token]
