@@ -137,6 +137,13 @@ def merge(
     if group.device.type == "cpu":
         place, new = _merge_compiled(group.numpy(), before.numpy(), token.numpy())
         return torch.from_numpy(place), torch.from_numpy(new)
+    return _merge_on_device(before, token)
+
+
+def _merge_on_device(
+    before: Int64[Tensor, " row"], token: Int64[Tensor, " row"]
+) -> tuple[Int64[Tensor, " row"], Int64[Tensor, " node"]]:
+    """The same in PyTorch, where rows of different groups come from different places."""
     # By the first row: unique numbers would be ordered by their codes.
     pairs = torch.stack([before, token], 1)
     _, code = pairs.unique(dim=0, return_inverse=True)

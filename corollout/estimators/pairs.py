@@ -156,7 +156,7 @@ def _actions(cells: Cells) -> _Actions:
     return cells.rows.repeat_interleave(count), cells.steps.repeat_interleave(count), action, p[possible]
 
 
-def _by_row(notes: "Sequence[_Actions]", trajectories: Trajectories) -> _Actions:
+def _by_row(notes: Sequence[tuple[Tensor, ...]], trajectories: Trajectories) -> _Actions:
     """All branches, ordered by row, step and action."""
     row, step, action, share = (torch.cat(parts) for parts in zip(*notes, strict=True))
     order = (row * trajectories.tokens.shape[1] + step).argsort(stable=True)

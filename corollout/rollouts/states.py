@@ -90,8 +90,10 @@ class GrowingStates(States):
         for step in range(len(self._sizes) - 1, 0, -1):
             parents = self._parents[step]
             if parents is not None:
-                last, row = (torch.empty(self._sizes[step - 1], dtype=torch.int64, device=device) for _ in range(2))
-                last[parents], row[parents] = where[-1]
+                # One of the places that continue each: chosen once, as no order of assignments is guaranteed.
+                child = torch.zeros(self._sizes[step - 1], dtype=torch.int64, device=device)
+                child[parents] = torch.arange(len(parents), device=device)
+                last, row = (part[child] for part in where[-1])
                 ended = _others(parents, self._sizes[step - 1])
                 last[ended], row[ended] = step - 1, torch.arange(len(ended), device=device)
                 where.append((last, row))

@@ -220,7 +220,7 @@ class SequenceScoring(Scoring):
         outputs = score_rows(self._engine, memory, part, self._trajectories.contexts[row])
         return self._engine.head.logits(outputs, part.tokens), part
 
-    def _read(self, batches: list[Rows]) -> Scores:
+    def _read(self, batches: list[Tensor]) -> Scores:
         """What plans read of the logits; if there is only one micro-batch, its graph is kept."""
         pieces, shape = [], self._trajectories.tokens.shape
         for number in batches:

@@ -21,6 +21,7 @@ from corollout.policies import (
     score_by_steps,
     select,
 )
+from corollout.policies.protocol import as_leaves
 
 CONTEXT_VOCAB, VOCAB, BOS = 7, 6, 5
 
@@ -293,6 +294,72 @@ def test_states_that_are_refused(nest: Any, what: str):
     for use in (lambda: select(nest, torch.tensor([0])), lambda: concat([nest, nest]), lambda: detach(nest)):
         with pytest.raises(PolicyError, match=f"a memory or state contains a {what}: use tensors"):
             use()
+
+
+# Leaves
+
+
+@dataclass(frozen=True)
+class Table:
+    """An object that selects and cuts off its rows itself, as that of the Karel policy."""
+
+    table: Tensor
+    index: Tensor
+
+    def select(self, rows: Tensor) -> "Table":
+        return Table(self.table, self.index[rows])
+
+    def detach(self) -> "Table":
+        return Table(self.table.detach(), self.index)
+
+
+def tensors_of(nest: Any) -> list[Tensor]:
+    return [nest.table[nest.index]] if isinstance(nest, Table) else leaves(nest)
+
+
+@pytest.mark.parametrize("kind", [*NESTS, "object"])
+def test_leaves_pass_their_gradients_on(kind: str):
+    """Several backward passes through leaves and one through the graph before them give the gradient of all."""
+    make = {**NESTS, "object": lambda x: Table(x, torch.tensor([2, 0, 0]))}[kind]
+    x = table().requires_grad_()
+    # A graph that frees its buffers after one backward pass.
+    nest, factors = make(x.exp() * 2), [1.5, -0.5, 3.0]
+
+    def use(part: Any, factor: float) -> Tensor:
+        return sum((factor * (i + 1) * t.square().sum() for i, t in enumerate(tensors_of(part))), torch.zeros(()))
+
+    direct = use(make(x.exp() * 2), sum(factors))
+    expected = torch.autograd.grad(direct, x)[0] if direct.requires_grad else None
+    cut, pass_on = as_leaves(nest)
+    assert type(cut) is (type(nest) if kind != "ordered dict" else dict)
+    for before, after in zip(tensors_of(nest), tensors_of(cut), strict=True):
+        assert torch.equal(before, after)
+    for factor in factors:
+        if tensors_of(cut):
+            use(cut, factor).backward()
+    assert x.grad is None
+    assert pass_on is not None
+    pass_on()
+    assert (x.grad is None) == (expected is None) == (kind in ("none", "empty"))
+    if expected is not None:
+        torch.testing.assert_close(x.grad, expected)
+
+
+def test_leaves_without_gradient_stay_as_they_are():
+    number, unused = torch.tensor([1, 2]), table().requires_grad_()
+    (same, leaf), pass_on = as_leaves((number, unused * 2))
+    assert same is number
+    assert leaf.is_leaf
+    assert pass_on is not None
+    pass_on()  # nothing was used
+    assert unused.grad is None
+
+
+def test_objects_that_cannot_be_taken_apart_are_refused():
+    with pytest.raises(
+        PolicyError, match="a memory contains a Columnar, which scoring in several micro-batches cannot"
+    ):
+        as_leaves({"a": Columnar(table())})
 
 
 # Modes

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.noise import MAIN, race
-from corollout.policies import RecurrentPolicy, TreeHead
+from corollout.policies import RecurrentPolicy, TreeHead, read_out
 from corollout.training import MLETrainer, evaluate, pretrain
-from corollout.training.base import SCHEDULED_SAMPLING
+from corollout.training.base import SCHEDULED_SAMPLING, flat_gradient
 from corollout.training.mle import LearningRateDecay, ScheduledSampling
 from corollout.trees import huffman_tree
 from tests.support.head_reference import plain_log_prob, plain_walk
+from tests.support.policy_cases import CASES, PolicyCase, WithoutHiddenStates, policy_case
 from tests.support.small_task import (
     BOS,
     EOS,
@@ -85,17 +86,19 @@ class ScoreOnly(nn.Module):
 def test_targets_are_cut_at_the_maximum_length():
     policy = ScoreOnly(make_policy())
     calls: list[tuple[Tensor, Tensor]] = []
-    score = policy.score
 
     def recording(memory: Any, tokens: Tensor) -> Tensor:
-        logits = score(memory, tokens)
+        logits = policy.score(memory, tokens)
         logits.register_hook(lambda gradient: calls.append((tokens, gradient)))
         return logits
 
-    policy.score = recording
+    plain: Any = WithoutHiddenStates(policy)
+    plain.score = recording
     targets = [[1, 2, 3, 4, 1], [1, 2], [], [3, 2, 1]]
     data = Columns(context=torch.ones(4, 2, dtype=torch.int64), target=targets, ids=range(4))
-    list(pretrain(make_engine(policy, max_length=3), data, sgd(policy), batch_size=4))
+    trainer = MLETrainer(make_engine(policy), data, sgd(policy), batch_size=4)
+    trainer.engine = make_engine(plain, max_length=3)
+    trainer.step()
     ((inputs, gradient),) = calls
     assert sorted(inputs.tolist()) == [[BOS, EOS, EOS], [BOS, 1, 2], [BOS, 1, 2], [BOS, 3, 2]]
     # The gradient is smallest at the target; beyond the end there is none.
@@ -207,13 +210,49 @@ def test_the_loss_of_a_tree_is_the_cross_entropy_of_all_its_tokens():
         torch.testing.assert_close(gradients[name], p.grad)
 
 
-def test_targets_of_different_lengths_count_by_their_tokens():
-    policy, head = tree_policy()
-    outputs = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)).double()
-    targets = torch.tensor([[1, 2, 0, -1], [0, -1, -1, -1], [3, 3, 5, 4]])
-    cells = (targets >= 0).nonzero().tolist()
-    log_probs = [plain_log_prob(head, outputs[row, step], int(targets[row, step])) for row, step in cells]
-    assert make_mle_trainer(policy)._loss(outputs, targets).item() == pytest.approx(-sum(log_probs) / 8)
+# Hidden states
+
+
+def gradient_of(case: PolicyCase, policy: Any, targets: list[list[int]]) -> tuple[float, Tensor]:
+    """The loss of a batch, and its gradient."""
+    case.policy.zero_grad()
+    data = Columns(context=case.context, target=targets)
+    trainer = MLETrainer(case.engine(case.policy), data, sgd(case.policy, lr=0.0), batch_size=6, max_grad_norm=None)
+    trainer.engine = case.engine(policy)
+    loss = trainer.step().loss
+    return loss, flat_gradient(case.policy.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "grammar" not in name])
+@pytest.mark.parametrize("chunk", [1 << 22, 100])
+def test_hidden_states_give_the_loss_and_gradient_of_whole_sequences(
+    name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(read_out, "CHUNK", chunk)
+    case = policy_case(name)
+    vocab = 50 if name == "karel" else 5
+    generator = torch.Generator().manual_seed(1)
+    targets = [torch.randint(3, vocab, (n,), generator=generator).tolist() for n in (0, 3, 9, 1, 5, 3)]
+    loss, gradient = gradient_of(case, case.policy, targets)
+    expected_loss, expected = gradient_of(case, WithoutHiddenStates(case.policy), targets)
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+    assert float(expected.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("with_hidden_states", [True, False])
+def test_targets_of_different_lengths_count_by_their_tokens(with_hidden_states: bool):
+    case = policy_case("captions by a tree")
+    targets = [[1, 2], [], [3, 3, 5, 4], [8], [7, 7], [1]]
+    log_probs = []
+    for row, target in enumerate(targets):
+        memory = case.policy.encode(case.context[row : row + 1])
+        outputs = case.policy.score(memory, torch.tensor([[case.bos, *target]]))[0].detach()
+        tokens = [*target, case.eos]
+        log_probs += [plain_log_prob(case.policy.head, x, token) for x, token in zip(outputs, tokens, strict=True)]
+    policy = case.policy if with_hidden_states else WithoutHiddenStates(case.policy)
+    assert gradient_of(case, policy, targets)[0] == pytest.approx(-sum(log_probs) / 16)
+    assert len(log_probs) == 16
 
 
 # Averaged weights
