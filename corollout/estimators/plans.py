@@ -96,7 +96,8 @@ class SparsePlan:
 class ContrastPlan(SparsePlan):
     """A list of differences of two rewards, each credited to one logit: weight · (r_plus − r_minus).
 
-    ``centre`` is that of :class:`Credits`, and ``decisions`` are those of the main trajectories, if the centre needs them.
+    ``centre`` is that of :class:`Credits`, and ``decisions`` are those of the main trajectories, if the centre needs
+    them.
     """
 
     branches: Branches
