@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import (
+    arsm_planning,
     arsm_scaling,
     caption_data,
     caption_update,
@@ -31,6 +32,7 @@ from benchmarks import (
 MODULES = {
     "pseudo_actions": pseudo_actions,
     "arsm_scaling": arsm_scaling,
+    "arsm_planning": arsm_planning,
     "prefix_sharing": prefix_sharing,
     "karel_machine": karel_machine,
     "karel_update": karel_update,

@@ -66,12 +66,12 @@ def peak_memory(vocab: int, rows: int, scale: float) -> int:
     logits, pi = draw(rows, vocab, scale)
     references = torch.arange(vocab)
     Path("/proc/self/clear_refs").write_text("5")  # the mark starts anew from what is in use
-    before = _high_water_mark()
+    before = high_water_mark()
     corollout.pseudo_actions(logits, pi, references)
-    return _high_water_mark() - before
+    return high_water_mark() - before
 
 
-def _high_water_mark() -> int:
+def high_water_mark() -> int:
     lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from corollout.errors import InputError
 from corollout.estimators.pseudo import log_into
 from corollout.estimators.pseudo_torch import row_error
-from corollout.estimators.swap_loops import Work, divide, search, weigh, write
+from corollout.estimators.swap_loops import Work, copy_runs, divide, search, weigh, write
 from corollout.noise import exponential_into
 from corollout.row_threads import by_rows
 
@@ -93,10 +93,23 @@ class SwapSearch:
         return cls(vocab, keys, steps, tokens, torch.cat(scales), *columns)
 
     @classmethod
-    def join(cls, parts: "Sequence[SwapSearch]") -> "SwapSearch":
-        """The cells of all parts; there is at least one part."""
-        columns = (torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)[1:])
-        return cls(parts[0].vocab, *columns)
+    def join(cls, parts: "Sequence[SwapSearch]", order: Int64[Tensor, " cell"] | None = None) -> "SwapSearch":
+        """The cells of all parts, one after another or in this order; there is at least one part."""
+        if len(parts) == 1 and order is None:
+            return parts[0]
+        names = [field.name for field in fields(cls)[1:]]
+        if order is None:
+            return cls(parts[0].vocab, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        cells = {name: torch.cat([getattr(part, name) for part in parts])[order] for name in names[:-4]}
+        lists = {}
+        for counts, *columns in (("branches", "action", "norm"), ("candidates", "candidate", "logit")):
+            starts = torch.empty_like(order).scatter_(0, order, cells[counts].cumsum(0) - cells[counts])
+            for name in columns:
+                runs = [(getattr(part, name), getattr(part, counts)) for part in parts]
+                lists[name] = runs[0][0].new_empty(int(cells[counts].sum()))
+                for (values, lengths), some in zip(runs, starts.split([len(x) for _, x in runs]), strict=True):
+                    copy_runs(values.numpy(), lengths.numpy(), some.numpy(), lists[name].numpy())
+        return cls(parts[0].vocab, **cells, **lists)
 
     def select(self, kept: Int64[Tensor, " kept"]) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"]]:
         """The cells and the actions of some branches."""

@@ -91,6 +91,22 @@ class Coefficients:
         )
 
     @classmethod
+    def by_row(cls, parts: "list[Coefficients]", steps: int) -> "Coefficients":
+        """The branches of all parts by row and step, of which there are at most ``steps`` a row."""
+        joined = cls.join(parts)
+        cell = joined.row * steps + joined.step
+        if not bool((cell.diff() < 0).any()):
+            return joined
+        order = cell.argsort(stable=True)
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        branches = (joined.row[order], joined.step[order], joined.action[order], joined.norm[order])
+        return cls(*branches, place[joined.branch], joined.coordinate, joined.value)
+
+    def counts(self, rows: int) -> Int64[Tensor, " row"]:
+        """The number of branches of each row."""
+        return self.row.bincount(minlength=rows)
+
+    @classmethod
     def none(cls, trajectories: Trajectories) -> "Coefficients":
         """Those of no branches."""
         numbers, values = trajectories.contexts[:0], trajectories.log_probs[:0]
@@ -118,17 +134,17 @@ class Swaps:
     steps: Int64[Tensor, " cell"]
 
     @classmethod
-    def join(cls, parts: "list[Swaps]") -> "Swaps":
-        search = SwapSearch.join([part.search for part in parts])
-        return cls(search, torch.cat([part.rows for part in parts]), torch.cat([part.steps for part in parts]))
+    def by_row(cls, parts: "list[Swaps]", steps: int) -> "Swaps":
+        """As :meth:`Coefficients.by_row`: cells are sorted, of which there are far fewer than branches."""
+        rows, times = torch.cat([part.rows for part in parts]), torch.cat([part.steps for part in parts])
+        cell = rows * steps + times
+        order = cell.argsort(stable=True) if bool((cell.diff() < 0).any()) else None
+        search = SwapSearch.join([part.search for part in parts], order)
+        return cls(search, rows, times) if order is None else cls(search, rows[order], times[order])
 
-    @property
-    def row(self) -> Int64[Tensor, " branch"]:
-        return self.rows.repeat_interleave(self.search.branches)
-
-    @property
-    def step(self) -> Int64[Tensor, " branch"]:
-        return self.steps.repeat_interleave(self.search.branches)
+    def counts(self, rows: int) -> Int64[Tensor, " row"]:
+        """The number of branches of each row."""
+        return self.rows.new_zeros(rows).index_add_(0, self.rows, self.search.branches)
 
     @property
     def norm(self) -> Float[Tensor, " branch"]:
@@ -321,12 +337,11 @@ class ARS(Branching):
     def plan(self, trajectories: Trajectories, noise: Noise) -> ContrastPlan:
         self.check_head(trajectories.head)
         notes = list(notes_of(self, trajectories, noise))
-        coefficients = type(notes[0]).join(notes) if notes else Coefficients.none(trajectories)
         # Notes are taken while sequences are generated, step by step; a budget goes from row to row.
-        row, step = coefficients.row, coefficients.step
-        order = (row * trajectories.tokens.shape[1] + step).argsort(stable=True)
-        kept, weight = self.spend(coefficients.norm[order], row[order], trajectories, noise)
-        branches, entries = coefficients.select(order[kept])
+        rows, steps = trajectories.tokens.shape
+        coefficients = type(notes[0]).by_row(notes, steps) if notes else Coefficients.none(trajectories)
+        kept, weight = self.spend(coefficients.norm, coefficients.counts(rows), trajectories, noise)
+        branches, entries = coefficients.select(kept)
         return _contrasts(branches, entries, weight, trajectories, self)
 
     def _swaps_all(self, cells: Cells) -> bool:
@@ -367,14 +382,42 @@ def _contrasts(
     row, step, action = branches
     branch, coordinate, value = entries
     copies = options.completions
-    value = value * weight[branch] / (copies * options.samples)
+    scale = weight / (copies * options.samples)
+    entry_row, entry_step, entry_weight = _of_entries(branch, value, row, step, scale)
+    if copies > 1:
+        entry_row, entry_step, coordinate, entry_weight = (
+            column.repeat(copies) for column in (entry_row, entry_step, coordinate, entry_weight)
+        )
     return ContrastPlan(
         branches=options.branches(row, step, action),
-        row=row[branch].repeat(copies),
-        step=step[branch].repeat(copies),
-        token=coordinate.repeat(copies),
+        row=entry_row,
+        step=entry_step,
+        token=coordinate,
         plus=options.sources(len(row), branch, len(trajectories.tokens)),
-        minus=row[branch].repeat(copies),
-        weight=value.repeat(copies),
+        minus=entry_row,
+        weight=entry_weight,
         centre="uniform",
     )
+
+
+def _of_entries(
+    branch: Int64[Tensor, " entry"],
+    value: Float[Tensor, " entry"],
+    row: Int64[Tensor, " kept"],
+    step: Int64[Tensor, " kept"],
+    scale: Float[Tensor, " kept"],
+) -> tuple[Int64[Tensor, " entry"], Int64[Tensor, " entry"], Float[Tensor, " entry"]]:
+    """The row, the step and the weight of each entry."""
+    if branch.device.type != "cpu" or scale.dtype != value.dtype:
+        return row[branch], step[branch], value * scale[branch]
+    columns = torch.empty_like(branch), torch.empty_like(branch), torch.empty_like(value)
+    _expand(*(x.numpy() for x in (branch, value, row, step, scale, *columns)))
+    return columns
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _expand(branch, value, row, step, scale, entry_row, entry_step, entry_weight):
+    for i in range(len(branch)):
+        b = branch[i]
+        entry_row[i], entry_step[i], entry_weight[i] = row[b], step[b], value[i] * scale[b]

@@ -21,7 +21,7 @@ from torch import Tensor
 from corollout.config import import_object
 from corollout.errors import InputError
 from corollout.estimators.baselines import Evidence, Scores
-from corollout.estimators.budget import keep_probabilities, systematic_sample
+from corollout.estimators.budget import choose
 from corollout.estimators.plans import Plan, Rewards, SetPlan
 from corollout.noise import BUDGET, Noise, uniform
 from corollout.text import quoted
@@ -239,30 +239,30 @@ class Branching(Estimator):
     def spend(
         self,
         sizes: Float[Tensor, " branch"],
-        row: Int64[Tensor, " branch"],
+        counts: Int64[Tensor, " row"],
         trajectories: Trajectories,
         noise: Noise,
     ) -> tuple[Int64[Tensor, " kept"], Float[Tensor, " kept"]]:
         """The branches to complete, and 1/s for each of them; ``sizes`` says how much each branch matters.
 
-        Branches are ordered by their rows.
+        Branches are ordered by their rows; ``counts`` says how many each row has.
         """
         if self.budget is None or len(sizes) == 0:
             return torch.arange(len(sizes), device=sizes.device), torch.ones_like(sizes)
-        per_update = self.budget_per == "update"
-        # Rows are ordered by their contexts, so the branches of a context are consecutive.
-        pools = [len(sizes)] if per_update else trajectories.contexts[row].bincount().tolist()
-        shared = noise.shared_key(trajectories.examples, BUDGET)
+        if self.budget_per == "update":
+            pools, keys = [len(sizes)], noise.shared_key(trajectories.examples, BUDGET)
+        else:
+            # Rows are ordered by their contexts, so the branches of a context are consecutive.
+            contexts, rows = trajectories.contexts.unique_consecutive(return_counts=True)
+            pools = counts.new_zeros(len(contexts)).index_add(0, torch.repeat_interleave(rows), counts).tolist()
+            keys = noise.keys(trajectories.examples[rows.cumsum(0) - rows], BUDGET)
+        starts = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[:, 0]
         kept, weights, first = [], [], 0
-        for count in pools:
+        for count, start in zip(pools, starts, strict=True):
             if count > 0:
-                s = keep_probabilities(sizes[first : first + count], self.budget)
-                example = trajectories.examples[row[first]][None]
-                keys = shared if per_update else noise.keys(example, BUDGET)
-                start = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[0, 0]
-                chosen = systematic_sample(s, start)
+                chosen, s = choose(sizes[first : first + count], self.budget, start)
                 kept.append(first + chosen)
-                weights.append((1 / s[chosen]).to(sizes.dtype))
+                weights.append((1 / s).to(sizes.dtype))
             first += count
         return torch.cat(kept), torch.cat(weights)
 
@@ -277,6 +277,8 @@ class Branching(Estimator):
 
     def sources(self, kept: int, branch: Int64[Tensor, " entry"], mains: int) -> Int64[Tensor, " entries"]:
         """The sources of the rewards of all completions of some kept branches, in the order of ``branches``."""
+        if self.completions == 1:
+            return mains + branch
         return torch.cat([mains + copy * kept + branch for copy in range(self.completions)])
 
 

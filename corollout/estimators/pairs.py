@@ -77,7 +77,8 @@ class Pairs(Branching, Adaptive):
             row, step, token, share = _decisions(trajectories)
         kinds = _kinds(share, step)
         sizes = share * self._gap(kinds) / (trajectories.lengths[row] - step).sqrt()
-        kept, factor = self._with_budget(trajectories).spend(sizes, row, trajectories, noise)
+        counts = row.bincount(minlength=len(trajectories.tokens))
+        kept, factor = self._with_budget(trajectories).spend(sizes, counts, trajectories, noise)
         row, step, token = row[kept], step[kept], token[kept]
         weight = 0.5 * share[kept] * factor / (self.completions * self.samples)
         main = row.repeat(self.completions)

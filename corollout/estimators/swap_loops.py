@@ -503,3 +503,15 @@ def write(lists, logs, weights, cells, phi, target, work, count, branch, coordin
             phi[index[c]] = -np.inf
             target[c] = -1
     return count, branch, coordinate, value
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def copy_runs(values, lengths, starts, out):
+    """Copy consecutive runs of these lengths to these places."""
+    first = 0
+    for k in range(len(lengths)):
+        run, place = values[first : first + lengths[k]], out[starts[k] : starts[k] + lengths[k]]
+        for i in range(len(run)):
+            place[i] = run[i]
+        first += lengths[k]

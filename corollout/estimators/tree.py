@@ -40,7 +40,8 @@ class BinaryTreeARSM(Branching):
         pi = self._uniforms(trajectories)[row, step, depth]
         differ = (decisions.bits[row, step, depth] != pseudo_bit(phi, pi).bool()).nonzero().squeeze(1)
         row, step, depth, weight = row[differ], step[differ], depth[differ], self.weight(phi, pi)[differ]
-        kept, factor = self.spend(weight.abs(), row, trajectories, noise)
+        counts = row.bincount(minlength=len(trajectories.tokens))
+        kept, factor = self.spend(weight.abs(), counts, trajectories, noise)
         row, step, depth = row[kept], step[kept], depth[kept]
         copies = self.completions
         return ContrastPlan(

@@ -59,14 +59,26 @@ class PrefixCredits:
         """Prefixes that have credits, a chunk at a time, and their credits by position in the chunk."""
         if len(self.prefix) == 0:
             return
-        order = self.prefix.argsort(stable=True)
-        prefix, place = self.prefix[order].unique_consecutive(return_inverse=True)
+        # Entries of a prefix come in runs, if an estimator has many of them: the runs are sorted, not the entries.
+        run, lengths = self.prefix.unique_consecutive(return_counts=True)
+        starts = lengths.cumsum(0) - lengths
+        order = run.argsort(stable=True)
+        run, lengths, starts = run[order], lengths[order], starts[order]
+        prefix, place = run.unique_consecutive(return_inverse=True)
         size = max(1, CHUNK // vocab)
         ends = torch.searchsorted(place, torch.arange(0, len(prefix) + size, size, device=place.device)).tolist()
         for number, some in enumerate(prefix.split(size)):
-            entries = order[ends[number] : ends[number + 1]]
-            local = place[ends[number] : ends[number + 1]] - number * size
+            runs = slice(ends[number], ends[number + 1])
+            local = (place[runs] - number * size).repeat_interleave(lengths[runs])
+            entries = _ranges(starts[runs], lengths[runs])
             yield some, PrefixCredits(local, self.token[entries], self.value[entries], self.centre)
+
+
+def _ranges(starts: Int64[Tensor, " run"], lengths: Int64[Tensor, " run"]) -> Int64[Tensor, " entry"]:
+    """The numbers from each start on, as many as its length."""
+    before = lengths.cumsum(0) - lengths
+    shift = (starts - before).repeat_interleave(lengths)
+    return shift.add_(torch.arange(len(shift), device=starts.device))
 
 
 def read_out_backward(

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators import ARS, all_references, single
+from corollout.estimators import ARS, all_references, ars, single
 from corollout.estimators.all_references import SwapSearch
-from corollout.estimators.ars import _swap_search
+from corollout.estimators.estimator import notes_of
 from corollout.noise import Noise, dirichlet
-from corollout.types import Trajectories
+from corollout.types import Cells, Trajectories
+from tests.support.enumeration import Problem
 
 DTYPES = [torch.float32, torch.float64]
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -41,7 +42,8 @@ def drawn(logits: Tensor, seed: int, *, greedy: bool = False) -> Trajectories:
 
 
 def search_of(trajectories: Trajectories) -> SwapSearch:
-    return _swap_search(trajectories)[0]
+    (notes,) = notes_of(ARS(), trajectories, Noise(0))
+    return notes.search
 
 
 def centred(shape: tuple[int, int, int], cell: Tensor, action: Tensor, coordinate: Tensor, value: Tensor) -> Tensor:
@@ -63,7 +65,8 @@ def by_search(search: SwapSearch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def by_table(trajectories: Trajectories) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The slow twin."""
-    c = ARS()._coefficients(trajectories, Noise(0))
+    with patch.object(ARS, "_swaps_all", lambda estimator, cells: False):
+        (c,) = notes_of(ARS(), trajectories, Noise(0))
     rows, _, vocab = trajectories.logits.shape
     dense = centred((rows, vocab, vocab), c.row[c.branch], c.action[c.branch], c.coordinate, c.value)
     return c.row, c.action, c.norm, dense
@@ -259,6 +262,16 @@ def test_searches_are_joined():
     assert_equal(SwapSearch.join([*parts[:2], nothing, *parts[2:]]), SwapSearch.of(*cells))
 
 
+@both_dtypes
+def test_searches_are_joined_in_an_order(dtype: torch.dtype):
+    cells = cells_of(40, dtype)
+    parts = [SwapSearch.of(*(x[i : i + 5] for x in cells)) for i in range(0, 23, 5)]
+    order = torch.randperm(23, generator=torch.Generator().manual_seed(0))
+    assert_equal(SwapSearch.join(parts, order), SwapSearch.of(*(x[order] for x in cells)))
+    assert_equal(SwapSearch.join(parts[:1], torch.arange(5)), parts[0])
+    assert SwapSearch.join(parts[:1]) is parts[0]
+
+
 def test_cells_may_share_a_line_of_logits():
     logits = policies(4, 30, 1.0, torch.float64, 0)
     index = torch.tensor([2, 0, 2, 2, 3, 0])
@@ -313,6 +326,44 @@ def test_plans_are_the_same_as_from_a_table(options: dict[str, Any], main: Any):
     expected = twin.gradient(rewards, trajectories.logits)
     assert bool(expected.any())
     torch.testing.assert_close(plan.gradient(rewards, trajectories.logits), expected, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("budget_per", ["update", "example"])
+@pytest.mark.parametrize("all_at_once", [True, False])
+@pytest.mark.parametrize("references", [None, 3])
+def test_notes_in_any_order_give_the_same_plan(budget_per: Any, references: int | None, *, all_at_once: bool):
+    """As they are taken while sequences grow: step by step, not row by row."""
+    estimator = ARS(references=references, budget=20, budget_per=budget_per, samples=2)
+    problem = Problem.make(vocab=6, length=4, seed=2)
+    noise = Noise(3)
+    sampled = problem.engine().sample(torch.zeros(10, dtype=torch.int64), torch.arange(10), estimator.sampler, noise)
+    trajectories = replace(sampled.trajectories, notes=None)
+    expected = estimator.plan(trajectories, noise)
+    rows, steps = trajectories.mask.t().nonzero().unbind(1)[::-1]
+    parts = [len(rows)] if all_at_once else steps.bincount().tolist()
+    assert not all_at_once or bool((rows.diff() < 0).any())
+    cells = zip(rows.split(parts), steps.split(parts), strict=True)
+    notes = tuple(estimator.take_notes(Cells.of(trajectories, *some), noise) for some in cells)
+    plan = estimator.plan(replace(trajectories, notes=notes), noise)
+    assert len(plan.branches) >= 20
+    for field in fields(plan.branches):
+        assert torch.equal(getattr(plan.branches, field.name), getattr(expected.branches, field.name))
+    rewards = torch.randn(len(rows) + len(plan.branches), generator=torch.Generator().manual_seed(0)).double()
+    gradient = expected.gradient(rewards, trajectories.logits)
+    assert bool(gradient.any())
+    torch.testing.assert_close(plan.gradient(rewards, trajectories.logits), gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_entries_are_written_as_by_indexing():
+    generator = torch.Generator().manual_seed(0)
+    branch = torch.randint(5, (40,), generator=generator)
+    row, step = torch.randint(9, (2, 5), generator=generator)
+    for dtype in DTYPES:
+        value, scale = torch.randn(40, generator=generator).to(dtype), torch.rand(5, generator=generator).to(dtype)
+        written = ars._of_entries(branch, value, row, step, scale)
+        for x, y in zip(written, (row[branch], step[branch], value * scale[branch]), strict=True):
+            assert x.dtype == y.dtype
+            assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize(

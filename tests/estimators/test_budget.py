@@ -1,12 +1,15 @@
 """The rollout budget: probabilities that add up to it, and samples of exactly as many branches."""
 
+import tracemalloc
+
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from corollout.estimators.budget import keep_probabilities, systematic_sample
+from corollout.estimators import budget
+from corollout.estimators.budget import choose, keep_probabilities, systematic_sample
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=40)
 
@@ -118,3 +121,89 @@ def test_samples_for_any_sizes(sizes: list[float], count: int, start: float):
     assert len(kept) == min(count, len(sizes))
     assert kept == sorted(set(kept))
     assert set(kept) <= set(range(len(sizes)))
+
+
+# Both at once, by compiled loops
+
+
+def assert_same_choice(sizes: Tensor, count: int, start: float) -> int:
+    """The number of certain branches, if the twin chooses the same branches with the same probabilities."""
+    s = keep_probabilities(sizes, count)
+    expected = systematic_sample(s, number(start))
+    kept, probabilities = choose(sizes, count, number(start))
+    assert kept.dtype == torch.int64
+    assert kept.tolist() == expected.tolist()
+    torch.testing.assert_close(probabilities, s[expected], rtol=1e-12, atol=0)
+    return int((probabilities == 1).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("power", [0, 1, 4, 30])
+@pytest.mark.parametrize(("branches", "count"), [(2, 1), (127, 5), (128, 127), (129, 40), (5000, 1), (5000, 300)])
+def test_the_choice_is_that_of_the_two_functions(branches: int, count: int, power: int, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(branches + count)
+    certain = 0
+    for start in torch.rand(20, generator=generator, dtype=torch.float64).tolist():
+        sizes = (0.01 + torch.rand(branches, generator=generator, dtype=torch.float64)) ** power
+        certain = max(certain, assert_same_choice(sizes.to(dtype), count, start))
+    if power == 30 and count > 1:
+        assert certain > 0
+
+
+def test_the_choice_with_the_largest_branches_anywhere():
+    """In ascending and descending order and among equal ones, and so large that all the others are lost in a sum."""
+    for sizes in (torch.arange(1.0, 2001.0), torch.arange(2000.0, 0.0, -1.0), torch.ones(2000)):
+        for count in (1, 7, 1999):
+            assert_same_choice(sizes, count, 0.37)
+            assert_same_choice(sizes**5, count, 0.37)
+    spread = torch.ones(3000, dtype=torch.float64)
+    spread[[5, 128, 2999]] = vector(1e17, 1e16, 1e15)
+    assert assert_same_choice(spread, 10, 0.37) == 3
+    spread[2999] = 1e6
+    assert assert_same_choice(spread, 3, 0.37) == 2
+
+
+def test_sizes_of_zero_are_chosen_as_by_the_two_functions():
+    sizes = torch.rand(500, generator=torch.Generator().manual_seed(0))
+    sizes[::3] = 0
+    assert_same_choice(sizes, 60, 0.2)
+    assert_same_choice(torch.zeros(500), 60, 0.2)
+    assert_same_choice(sizes, 600, 0.2)
+    kept, probabilities = choose(vector(), 3, number(0.2))
+    assert (kept.tolist(), probabilities.tolist()) == ([], [])
+
+
+@settings(deadline=None, max_examples=200)
+@given(SIZES, st.integers(1, 45), st.floats(0, 1, exclude_min=True, exclude_max=True))
+@example([1.0] * 10, 9, 1 - 2.0**-53)
+@example([1e12] * 20 + [1e-12] * 20, 21, 1 - 2.0**-53)
+@example([0.1] * 10, 3, 1 - 2.0**-53)
+def test_choices_for_any_sizes(sizes: list[float], count: int, start: float):
+    kept, probabilities = choose(vector(*sizes), count, number(start))
+    assert len(kept) == len(probabilities) == min(count, len(sizes))
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    assert set(kept.tolist()) <= set(range(len(sizes)))
+    torch.testing.assert_close(probabilities, keep_probabilities(vector(*sizes), count)[kept], rtol=1e-8, atol=0)
+
+
+def test_ticks_that_rounding_leaves_over_go_to_the_last_branches():
+    """As if the sum of the probabilities were much less than it should be."""
+    sizes = torch.ones(5, dtype=torch.float64).numpy()
+    for hits, expected in [(1, [0, 4]), (2, [0, 3, 4]), (4, [0, 1, 2, 3, 4])]:
+        kept, s = budget._sample(sizes, 0.2, hits + 1, 0.1, hits + 1)
+        assert kept.tolist() == expected
+        assert s.tolist() == [0.2] * len(expected)
+
+
+def test_the_choice_writes_no_list_of_all_branches():
+    """A list of all probabilities would have 24 MB."""
+    sizes = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0))
+    choose(sizes[:1000], 10, number(0.5))
+    tracemalloc.start()
+    try:
+        kept, _ = choose(sizes, 1000, number(0.5))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 1000
+    assert peak < 1_000_000

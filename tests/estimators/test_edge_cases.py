@@ -8,6 +8,7 @@ from corollout import estimate_gradient, make_estimator
 from corollout.errors import InputError, RewardError
 from corollout.estimators import ARM, ARS, DisARM, Estimator, MonteCarlo, Reinforce, SelfCritic, UnorderedSet, single
 from corollout.noise import MAIN, Noise, dirichlet
+from corollout.types import Cells
 from tests.support.enumeration import Problem
 
 # Estimators for any vocabulary: those whose gradient is linear in the rewards, and the others.
@@ -204,7 +205,7 @@ def test_shared_references_are_the_same_in_every_row():
     rows, steps = torch.arange(400), torch.zeros(400, dtype=torch.int64)
     for shared, different in ((True, 1), (False, 5)):
         estimator = ARS(references=1, shared_references=shared)
-        assert len(estimator._references(trajectories, Noise(0), rows, steps, 5).unique()) == different
+        assert len(estimator._references(Cells.of(trajectories, rows, steps), Noise(0), 5).unique()) == different
 
 
 # Invalid inputs

@@ -29,6 +29,7 @@ from corollout.estimators import (
 from corollout.estimators.budget import keep_probabilities
 from corollout.estimators.estimator import Branching
 from corollout.noise import REDRAW, Noise, exponential
+from corollout.types import Cells
 from tests.support.baseline_reference import Members, plain_fitted, plain_shrunk
 from tests.support.literal_world import TreeWorld, World
 from tests.support.pairs_reference import plain_gap
@@ -50,7 +51,7 @@ def _ars(estimator: ARS, world: World, noise: Noise) -> Tensor:
     for (row, step), draw in product(world.cells(), range(estimator.draws)):
         pi = _pi_given_token(world, noise, row, step, draw) if draw else world.pi(row, step)
         cell = (torch.tensor([row]), torch.tensor([step]))
-        references = estimator._references(world.trajectories, noise, *cell, vocab)
+        references = estimator._references(Cells.of(world.trajectories, *cell), noise, vocab)
         assert len(references[0].unique()) == len(references[0]) == (estimator.references or vocab)
         table = by_swapping(world.logits[row, step][None], pi[None], references)[0]
         for k, j in enumerate(references[0].tolist()):
