@@ -75,6 +75,7 @@ class Screen:
     rounded: BFloat16[Tensor, "vocab width"]
     norms: Float32[Tensor, " vocab"]  # ‖ŵ‖
     ratio: float  # ρ
+    lift: Float32[Tensor, " vocab"]  # the bias as it enters a score: raised by what rounding may take
 
     @classmethod
     def of(cls, read_out: ReadOut) -> "Screen | None":
@@ -90,7 +91,8 @@ class Screen:
         norms = norms.maximum(errors / _HALF_ULP)
         if not bool(norms.isfinite().all()) or not bool((bias < torch.inf).all()):
             return None
-        return cls(weight, bias, rounded, norms, float((errors / norms).max()))
+        lift = bias + torch.where(bias.isfinite(), bias.abs() + 128, 0.0) * _ROUNDING
+        return cls(weight, bias, rounded, norms, float((errors / norms).max()), lift)
 
     def product(self, hidden: Hidden) -> tuple[Near, Float32[Tensor, " output"]]:
         """Approximate logits without bias, and the radius of each row.
@@ -126,23 +128,21 @@ class Screen:
         order = keys.argsort()
         index = order if index is None else index[order]
         by_preference = torch.full_like(order, greedy, dtype=torch.bool) if isinstance(greedy, bool) else greedy[order]
-        # The bias as it enters a score: raised by what rounding may have taken.
-        lift = self.bias + torch.where(self.bias.isfinite(), self.bias.abs(), 0.0) * _ROUNDING + 128 * _ROUNDING
-        masks = torch.zeros(0, len(lift), dtype=torch.bool) if allowed is None else allowed
+        masks = torch.zeros(0, len(self.bias), dtype=torch.bool) if allowed is None else allowed
         winners = torch.empty_like(keys)
         loop = partial(
             _screen_compiled,
             hidden.numpy(),
             self.weight.numpy(),
             self.bias.numpy(),
-            lift.numpy(),
+            self.lift.numpy(),
             self.norms.numpy(),
             masks.numpy(),
             near.view(torch.int16).numpy(),
             radius.numpy(),
         )
         rows = (index, keys[order], steps[order], by_preference, winners)
-        by_rows(loop, len(lift), *(tensor.numpy() for tensor in rows))
+        by_rows(loop, len(self.bias), *(tensor.numpy() for tensor in rows))
         if bool((winners < 0).any()):
             return None
         return torch.empty_like(winners).scatter_(0, order, winners)
