@@ -1,4 +1,4 @@
-"""Screening in bfloat16: its bound holds, and its tokens are those of all logits. On any processor: here it is forced."""
+"""Screening in bfloat16: its bound holds, and tokens are those of all logits. It is forced, on any processor."""
 
 import numpy as np
 import pytest
