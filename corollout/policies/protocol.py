@@ -19,6 +19,8 @@ A policy may offer more, and is then faster and needs less memory; the results a
 
     hidden_states(memory, tree) -> hidden     what the last layer reads, for each prefix of a ``PrefixTree``
     read_out(tree) -> ReadOut                 the weights of that layer (not with a head of its own)
+    step_hidden(state, tokens)                ``step`` before its last layer, and that layer: a ``ReadOut``
+        -> hidden, read_out, state            with the tokens that are allowed to these rows (softmax only)
     state.rewind(steps) -> state              of a state that only grows: what it was so many steps ago
 
 A head turns the policy's output into tokens, probabilities and the logits that gradients are for. Without one, outputs

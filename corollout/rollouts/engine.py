@@ -16,6 +16,7 @@ from torch import Tensor
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
 from corollout.policies.protocol import Head, Policy, check_valid, concat, evaluation_mode, head_of, select
+from corollout.policies.screening import Screening
 from corollout.prefix_tree import merge
 from corollout.rollouts.search import Slots, search
 from corollout.rollouts.states import States
@@ -142,7 +143,8 @@ class Engine:
             # In the order of their steps, the rows of a chunk are under way at the same time.
             order = branches.step.argsort(stable=True)
             chunks = self._chunks(len(branches), order.device)
-            tokens = sum(self._run_branches(mains, branches, order[chunk], keys, out) for chunk in chunks)
+            screening = Screening.offered_by(self.policy, len(branches))
+            tokens = sum(self._run_branches(mains, branches, order[chunk], keys, out, screening) for chunk in chunks)
         sequences = out.sequences()
         return Completions(sequences, tokens, int((sequences.lengths - 1 - branches.step).sum()))
 
@@ -218,7 +220,15 @@ class Engine:
 
     # --- branches ------------------------------------------------------------------------------------------------
 
-    def _run_branches(self, mains: Mains, branches: Branches, chunk: Chunk, keys: OfBranches, out: "_Output") -> int:
+    def _run_branches(
+        self,
+        mains: Mains,
+        branches: Branches,
+        chunk: Chunk,
+        keys: OfBranches,
+        out: "_Output",
+        screening: Screening | None,
+    ) -> int:
         """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated.
 
         ``place`` is a row's place in the state, before ``tokens`` are fed. Rows at one place with one token go on as
@@ -258,14 +268,18 @@ class Engine:
                 place, read, state = meeting, codes % _TOKENS, select(state, codes // _TOKENS)
             elif len(rows) < size:
                 place, state = torch.arange(len(rows), device=rows.device), select(state, place)
-            outputs, state = self._step(state, read)
             size = len(read)
             generated += size
             index = place if shared else None
             greedy = branches.greedy[rows] if greedy_too else False
-            choice = self.head.choose(outputs, keys[rows], torch.full_like(rows, t + 1), greedy, index)
-            checks.add(t + 1, choice.valid, index, rows)
-            tokens = choice.tokens
+            drawing = keys[rows], torch.full_like(rows, t + 1), greedy, index
+            if screening is None:
+                outputs, state = self._step(state, read)
+                tokens, _, valid = self.head.choose(outputs, *drawing)
+            else:
+                hidden, read_out, state = self.policy.step_hidden(state, read)  # pyright: ignore[reportAttributeAccessIssue]
+                tokens, valid = screening.choose(hidden, read_out, *drawing)
+            checks.add(t + 1, valid, index, rows)
         checks.report(lambda of: mains.trajectories.examples[branches.parent[of]])
         return generated
 

@@ -92,11 +92,12 @@ class CaptionPolicy(nn.Module):
         return lstm_step(memory, self.recurrent, nothing, nothing)
 
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row output"], State]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("CaptionPolicy.step has no gradient: call it in torch.no_grad(), or use score")
-        words, index = tokens.unique(return_inverse=True)
-        h, c = lstm_step([Input(self._projected(embedding(words, self.embedding)), index)], self.recurrent, *state)
-        return self._read_out(h), (h, c)
+        h, state = self._advance(state, tokens)
+        return self._read_out(h), state
+
+    def step_hidden(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Tensor, ReadOut, State]:
+        h, state = self._advance(state, tokens)
+        return h, ReadOut(self.output, self.output_bias), state
 
     def score(self, memory: Gates, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step output"]:
         x = torch.cat([memory[None], self._gates(tokens.t())])
@@ -119,6 +120,13 @@ class CaptionPolicy(nn.Module):
 
     def read_out(self, tree: PrefixTree) -> ReadOut:
         return ReadOut(self.output, self.output_bias)
+
+    def _advance(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row hidden"], State]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("CaptionPolicy.step has no gradient: call it in torch.no_grad(), or use score")
+        words, index = tokens.unique(return_inverse=True)
+        h, c = lstm_step([Input(self._projected(embedding(words, self.embedding)), index)], self.recurrent, *state)
+        return h, (h, c)
 
     def _read_out(self, h: Float[Tensor, "... hidden"]) -> Float[Tensor, "... output"]:
         return h if self.head is not None else linear(h, self.output, self.output_bias)
