@@ -32,7 +32,7 @@ from tests.support.small_task import (
 )
 
 
-def sgd(policy: RecurrentPolicy, lr: float = 0.1) -> torch.optim.SGD:
+def sgd(policy: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
     return torch.optim.SGD(policy.parameters(), lr=lr)
 
 
