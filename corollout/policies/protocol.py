@@ -89,8 +89,8 @@ def detach(nest: Nest) -> Nest:
 def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None] | None]:
     """The same memory cut off from the graph, but with gradients, and a function that passes these on to the graph.
 
-    A memory that is used for several backward passes then needs only one itself. For objects that bring ``detach``
-    their graph is kept instead.
+    A memory that is used for several backward passes then needs only one itself. Objects that bring ``detach`` must be
+    dataclasses.
     """
     pairs: list[tuple[Tensor, Tensor]] = []
 

@@ -32,7 +32,7 @@ from tests.support.small_task import (
 )
 
 
-def sgd(policy: RecurrentPolicy, lr: float = 0.1) -> torch.optim.SGD:
+def sgd(policy: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
     return torch.optim.SGD(policy.parameters(), lr=lr)
 
 
@@ -86,19 +86,17 @@ class ScoreOnly(nn.Module):
 def test_targets_are_cut_at_the_maximum_length():
     policy = ScoreOnly(make_policy())
     calls: list[tuple[Tensor, Tensor]] = []
+    score = policy.score
 
     def recording(memory: Any, tokens: Tensor) -> Tensor:
-        logits = policy.score(memory, tokens)
+        logits = score(memory, tokens)
         logits.register_hook(lambda gradient: calls.append((tokens, gradient)))
         return logits
 
-    plain: Any = WithoutHiddenStates(policy)
-    plain.score = recording
+    policy.score = recording
     targets = [[1, 2, 3, 4, 1], [1, 2], [], [3, 2, 1]]
     data = Columns(context=torch.ones(4, 2, dtype=torch.int64), target=targets, ids=range(4))
-    trainer = MLETrainer(make_engine(policy), data, sgd(policy), batch_size=4)
-    trainer.engine = make_engine(plain, max_length=3)
-    trainer.step()
+    list(pretrain(make_engine(policy, max_length=3), data, sgd(policy), batch_size=4))
     ((inputs, gradient),) = calls
     assert sorted(inputs.tolist()) == [[BOS, EOS, EOS], [BOS, 1, 2], [BOS, 1, 2], [BOS, 3, 2]]
     # The gradient is smallest at the target; beyond the end there is none.
