@@ -101,10 +101,10 @@ def read_out_backward(
     d_bias = None if read_out.bias is None or not read_out.bias.requires_grad else torch.zeros_like(read_out.bias)
     with torch.no_grad():
         values, first = hidden.detach(), 0
+        needs_logits = credits.centre == "policy" or read_out.masks
         for some, part in credits.chunks(vocab):
             everything = len(some) == len(values)
             x = values if everything else values[some]
-            needs_logits = part.centre == "policy" or read_out.masks
             logits = None
             if needs_logits:
                 logits = read_out.logits(x, some) if known is None else known if everything else known[some]

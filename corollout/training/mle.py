@@ -139,9 +139,9 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
             loss = -head.log_probs(logits, tokens[:, None]).mean()
             loss.backward()
             return loss.item()
-        share = torch.full_like(tokens, 1 / max(len(tokens), 1), dtype=hidden.dtype)
+        share = torch.full_like(tokens, 1 / max(len(tokens), 1), dtype=full_precision(hidden[:0]).dtype)
         credits = PrefixCredits(tree.node[row, step], tokens, share, "policy")
-        log_probs = torch.empty_like(share, dtype=full_precision(share).dtype)
+        log_probs = torch.empty_like(share)
         read_out_backward(hidden, policy.read_out(tree), credits, -1.0, log_probs=log_probs)
         return -log_probs.mean().item()
 
