@@ -1,6 +1,7 @@
 """The rollout budget: probabilities that add up to it, and samples of exactly as many branches."""
 
 import tracemalloc
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from corollout.estimators import budget
 from corollout.estimators.budget import choose, keep_probabilities, systematic_sample
+from tests.support.budget_reference import choices_agree
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=40)
 
@@ -161,6 +163,12 @@ def test_the_choice_with_the_largest_branches_anywhere():
     assert assert_same_choice(spread, 10, 0.37) == 3
     spread[2999] = 1e6
     assert assert_same_choice(spread, 3, 0.37) == 2
+
+
+def test_a_plain_walk_chooses_the_same():
+    assert choices_agree()
+    with patch.object(budget, "_CERTAIN", 1.5):  # the comparison can fail
+        assert not choices_agree()
 
 
 def test_sizes_of_zero_are_chosen_as_by_the_two_functions():

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from corollout.estimators import ARS, GRPO, RLOO, Estimator
 from tests.support.baseline_reference import fits_are_scale_free, products_agree, shrunk_agrees
+from tests.support.budget_reference import choices_agree
 from tests.support.coefficient_reference import means_agree, sums_agree
 from tests.support.literal import ESTIMATORS, ON_TREES, agrees
 from tests.support.pairs_reference import kinds_agree, updates_agree
@@ -34,6 +35,7 @@ def _groups_agree() -> bool:
 CHECKS: dict[str, Callable[[], bool]] = {
     "sums": sums_agree,  # coefficients are the sums over all pseudo-actions
     "means": means_agree,  # and their mean is that of the sums
+    "choices": choices_agree,  # a budget keeps the branches of a plain walk
     "swaps": swaps_agree,  # pseudo-actions are those of brute-force swapping
     "sets": set_weights_agree,  # weights of sets are those of drawing in all orders
     "tables": tables_agree,  # rows are listed by context and index
@@ -106,7 +108,7 @@ TARGETS: dict[str, list[str]] = {
     "tree_head.TreeHead.perturbed_by_levels": ["perturbed"],
     "walks._given_maximum": ["gumbels"],
     "noise.conditional_gumbels": ["gumbels"],
-    "ars.ARS._chunk_coefficients": [*ARS_CASES, *DRAW_CASES],
+    "ars.ARS.take_notes": [*ARS_CASES, *DRAW_CASES],
     "ars._pi": [*DRAW_CASES, "arsm"],
     "noise.dirichlet_given": DRAW_CASES,
     "ars.ARS._references": ARS_CASES,
@@ -119,7 +121,8 @@ TARGETS: dict[str, list[str]] = {
     "estimator.Branching.spend": [*BUDGET_CASES, "bt-arsm-budget-1-each", "bt-arsm-budget-update"],
     "estimator.Branching.branches": COPY_CASES,
     "estimator.Branching.sources": COPY_CASES,
-    "budget.systematic_sample": BUDGET_CASES,
+    "budget.choose": ["choices", *BUDGET_CASES],
+    "budget.systematic_sample": ["choices"],
     "score.Reinforce.plan": REINFORCE_CASES,
     "score.RLOO.plan": ["rloo-2", "rloo-5"],
     "score.GRPO.plan": ["groups"],
