@@ -75,9 +75,15 @@ class RecurrentPolicy(nn.Module):
     def step(
         self, state: tuple[Tensor, State], tokens: Int64[Tensor, " row"]
     ) -> tuple[Float[Tensor, "row vocab"], tuple[Tensor, State]]:
+        hidden, _, state = self.step_hidden(state, tokens)
+        return self.output(hidden), state
+
+    def step_hidden(
+        self, state: tuple[Tensor, State], tokens: Int64[Tensor, " row"]
+    ) -> tuple[Float[Tensor, "row hidden"], ReadOut, tuple[Tensor, State]]:
         constant, recurrent = state
         y, recurrent = self._run(self.embedding(tokens)[:, None] + constant[:, None], recurrent)
-        return self.output(self.dropout(y[:, 0])), (constant, recurrent)
+        return self.dropout(y[:, 0]), ReadOut(self.output.weight, self.output.bias), (constant, recurrent)
 
     def score(self, memory: dict[str, Tensor], tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         constant, recurrent = self.start(memory)

@@ -128,7 +128,7 @@ class Screen:
         order = keys.argsort()
         index = order if index is None else index[order]
         by_preference = torch.full_like(order, greedy, dtype=torch.bool) if isinstance(greedy, bool) else greedy[order]
-        masks = torch.zeros(0, len(self.bias), dtype=torch.bool) if allowed is None else allowed
+        masks = torch.zeros(0, len(self.bias), dtype=torch.bool) if allowed is None else allowed.contiguous()
         winners = torch.empty_like(keys)
         loop = partial(
             _screen_compiled,

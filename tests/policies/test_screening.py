@@ -1,14 +1,18 @@
 """Screening in bfloat16: its bound holds, and tokens are those of all logits. It is forced, on any processor."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from corollout.noise import Noise, exponential
-from corollout.policies import screening
+from corollout.policies import RecurrentPolicy, screening
 from corollout.policies.protocol import SOFTMAX
 from corollout.policies.read_out import ReadOut
 from corollout.policies.screening import Screen, Screening, bfloat16_is_fast
@@ -183,7 +187,36 @@ def test_invalid_weights_are_noticed(part: str, wrong: float):
     assert not valid.all()
 
 
-def completed(policy: CaptionPolicy, share_noise: bool, max_rows: int) -> Sequences:
+def captioner() -> CaptionPolicy:
+    torch.manual_seed(3)
+    policy = CaptionPolicy(300, width=8, embedding=16, hidden=32)
+    with torch.no_grad():
+        policy.output.mul_(10)
+    return policy
+
+
+def recurrent() -> RecurrentPolicy:
+    torch.manual_seed(3)
+    return RecurrentPolicy(nn.Linear(8, 16), 16, 300, hidden=32, cell="gru")
+
+
+def last_layer(policy: Any) -> Tensor:
+    return policy.output if isinstance(policy, CaptionPolicy) else policy.output.weight
+
+
+@pytest.mark.parametrize("make", [captioner, recurrent])
+@torch.no_grad()
+def test_hidden_states_of_a_step_read_out_are_its_logits(make: Callable[[], Any]):
+    policy = make()
+    state, tokens = policy.start(policy.encode(torch.randn(5, 8))), torch.arange(5)
+    logits, after = policy.step(state, tokens)
+    hidden, read_out, after_hidden = policy.step_hidden(state, tokens)
+    torch.testing.assert_close(read_out.logits(hidden, slice(None)), logits)
+    for one, other in zip(tree_leaves(after), tree_leaves(after_hidden), strict=True):
+        assert torch.equal(one, other)
+
+
+def completed(policy: Any, share_noise: bool, max_rows: int) -> Sequences:
     """Branches of every token of some captions, a third of them greedy, some of them copies."""
     engine = Engine(policy, bos=0, eos=0, max_length=9, max_rows=max_rows, share_noise=share_noise)
     torch.manual_seed(5)
@@ -199,13 +232,13 @@ def completed(policy: CaptionPolicy, share_noise: bool, max_rows: int) -> Sequen
     return engine.complete(mains, branches, Noise(4)).sequences
 
 
+@pytest.mark.parametrize("make", [captioner, recurrent])
 @pytest.mark.parametrize("share_noise", [True, False])
 @pytest.mark.parametrize("max_rows", [50, 4096])
-def test_completions_are_the_same_with_and_without(share_noise: bool, max_rows: int, monkeypatch: pytest.MonkeyPatch):
-    torch.manual_seed(3)
-    policy = CaptionPolicy(300, width=8, embedding=16, hidden=32)
-    with torch.no_grad():
-        policy.output.mul_(10)
+def test_completions_are_the_same_with_and_without(
+    make: Callable[[], Any], share_noise: bool, max_rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    policy = make()
     calls = []
     real = Screen.choose
     monkeypatch.setattr(Screen, "choose", lambda *args: calls.append(1) or real(*args))
@@ -220,7 +253,7 @@ def test_completions_are_the_same_with_and_without(share_noise: bool, max_rows: 
         assert torch.equal(screened.tokens, expected.tokens)
         assert torch.equal(screened.lengths, expected.lengths)
         # The weights change in a way that no version counter sees: nothing may be left of the old ones.
-        policy.output.data.neg_()
+        last_layer(policy).data.neg_()
 
 
 def test_only_what_pays_is_screened(monkeypatch: pytest.MonkeyPatch):
