@@ -80,8 +80,8 @@ def main(
         ) as progress:
             result = MODULES[name].run(quick, progress)
         path = harness.write(result, out, load_before)
-        if draw := getattr(MODULES[name], "draw", None):
-            draw(result, out)
+        if draw_figure := getattr(MODULES[name], "draw_figure", None):
+            draw_figure(result, out)
         harness.show(result, console)
         console.print(f"Written to {path}.\n", highlight=False)
         missed += [

@@ -134,7 +134,7 @@ def table_row(method: str, axis: str, line: Line, exponents: dict[str, Any]) -> 
     }
 
 
-def draw(result: Result, directory: Path) -> Path:
+def draw_figure(result: Result, directory: Path) -> Path:
     """The figure: a panel for each size, time as solid lines and memory as dashed ones."""
     with figure_style():
         drawn = Figure(figsize=(11, 3.6), layout="constrained")

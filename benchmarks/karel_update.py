@@ -36,6 +36,7 @@ from corollout.noise import MAIN, race
 from corollout.policies import evaluation_mode, lstm, select
 from corollout.rewards import Reward
 from corollout.rollouts import Completions, Mains
+from corollout.rollouts.watch import Look, Reads
 from corollout.tasks.karel import model
 from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.generator import generate
@@ -119,7 +120,14 @@ class Straightforward(Engine):
     memory: Any = None
 
     @torch.no_grad()
-    def sample(self, memory: Any, examples: Int64[Tensor, " context"], sampler: Sampler, noise: Noise) -> Mains:
+    def sample(
+        self,
+        memory: Any,
+        examples: Int64[Tensor, " context"],
+        sampler: Sampler,
+        noise: Noise,
+        reads: Reads | Look = "logits",
+    ) -> Mains:
         if sampler != Sampler():
             raise InputError("the opponent samples one sequence for each context")
         self.memory = memory  # from which branches start again
@@ -160,7 +168,8 @@ class Straightforward(Engine):
                 tokens[rows, : done.tokens.shape[1]] = done.tokens
                 lengths[rows], finished[rows] = done.lengths, done.finished
                 fed += len(rows) * steps
-        return Completions(Sequences(tokens[:, : int(lengths.max()) if len(lengths) else 1], lengths, finished), fed)
+        sequences = Sequences(tokens[:, : int(lengths.max()) if len(lengths) else 1], lengths, finished)
+        return Completions(sequences, fed, fed)
 
     def _run(
         self,

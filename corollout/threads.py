@@ -19,6 +19,7 @@ class ThreadChoice:
 
     threads: int
     reason: str
+    measured: bool = False
 
 
 def choose_threads(work: Callable[[], object] | None = None) -> ThreadChoice:
@@ -35,8 +36,9 @@ def choose_threads(work: Callable[[], object] | None = None) -> ThreadChoice:
         return ThreadChoice(1, "1 thread: there is one core")
     gain = _speed_up(work or _small_step(), cores)
     if gain > WORTH_IT:
-        return ThreadChoice(cores, f"{_count(cores)}: measured {gain:.2f} × as fast as 1")
-    return ThreadChoice(1, f"1 thread: {_count(cores)} would be {gain:.2f} × as fast, and {WORTH_IT} × is worth it")
+        return ThreadChoice(cores, f"{_count(cores)}: measured {gain:.2f} × as fast as 1", measured=True)
+    reason = f"1 thread: {_count(cores)} would be {gain:.2f} × as fast, and {WORTH_IT} × is worth it"
+    return ThreadChoice(1, reason, measured=True)
 
 
 def use_threads(threads: int | None) -> None:

@@ -253,10 +253,5 @@ def rows_by_context(trajectories: Trajectories, size: int) -> Int64[Tensor, "con
 
 
 def score_gradient(trajectories: Trajectories, advantage: Float[Tensor, " row"], logits: Logits) -> Logits:
-    """advantage · d log p(token) / d logits, at every token of every row."""
-    mask = trajectories.mask
-    per_step = torch.where(mask, advantage[:, None], 0.0)[:, :, None]
-    if trajectories.decisions is not None:
-        return per_step * trajectories.decisions.scores(logits)
-    tokens = torch.where(mask, trajectories.tokens, 0)[:, :, None]
-    return (-per_step * logits.softmax(-1)).scatter_add_(2, tokens, per_step)
+    """advantage · d log p(token) / d logits, at every token of every row, for plans that only have a gradient."""
+    return _of_tokens(trajectories, advantage).gradient(logits, trajectories.decisions)

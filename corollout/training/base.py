@@ -95,6 +95,10 @@ class BaseTrainer(Generic[Metrics]):
 
     def step_optimizer(self) -> None:
         """Change the parameters by their gradients; all of them must stay finite."""
+        for p in self.parameters:
+            # Fused optimisers go through memory as it lies, and do not check that gradients lie as their parameters do.
+            if p.grad is not None and p.grad.stride() != p.stride():
+                p.grad = torch.empty_like(p).copy_(p.grad)
         self.optimizer.step()
         if not total_norm([p.detach() for p in self.parameters]).isfinite():
             raise PolicyError(

@@ -187,6 +187,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[str, Tens
                 f"the optimiser's state {key} has the shape {tuple(tensor.shape)}, "
                 f"but the parameter has {tuple(names[name].shape)}"
             )
+        if tensor.dim() > 0:  # in memory as the parameter is: fused optimisers rely on that, and do not check it
+            tensor = torch.empty_like(names[name], dtype=tensor.dtype).copy_(tensor)
         slots.setdefault(index[name], {})[slot] = tensor.clone()
     groups = []
     for current, group in zip(optimizer.state_dict()["param_groups"], state.values["groups"], strict=True):

@@ -135,7 +135,8 @@ def _with_threads(machine: MachineSettings, trainer: BaseTrainer[Any], on_event:
                 policy.step(policy.start(policy.encode(batch.context)), tokens)
 
         choice = choose_threads(first_step)
-    on_event(note(choice.reason))
+    if choice.measured:
+        on_event(note(choice.reason))
     return replace(machine, threads=choice.threads)
 
 

@@ -311,7 +311,7 @@ def test_growth_is_fitted_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for by_axis in result["measurements"]["exponents"].values():
         assert [round(b, 6) for axis in by_axis.values() for b in axis.values()] == [1.0] * 12
     assert len(result["timings"]) == 24
-    assert growth.draw(result, tmp_path).read_bytes()[:4] == b"\x89PNG"
+    assert growth.draw_figure(result, tmp_path).read_bytes()[:4] == b"\x89PNG"
 
 
 def test_exponents_are_those_of_the_upper_half():

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from corollout import estimate_gradient
 from corollout.errors import InputError
-from corollout.estimators import ARS, ars, single
+from corollout.estimators import ARS, single
+from corollout.estimators import estimator as estimator_module
 from corollout.estimators.estimator import notes_of
 from corollout.noise import Noise
-from corollout.types import Trajectories
+from corollout.types import Cells, Trajectories
 from tests.support.unbiased_cases import LIMIT, Case, bits, three_of_four
 
 
@@ -85,15 +86,15 @@ def test_the_gradient_of_an_example_does_not_depend_on_the_batch(options: dict[s
 def test_chunks_of_steps_change_nothing(monkeypatch: pytest.MonkeyPatch):
     problem, estimator = three_of_four(), ARS(draws=3)
     whole, _ = problem.estimates(estimator, 30, seed=6)
-    monkeypatch.setattr(ars, "_CHUNK", 5 * 4 * 3)  # numbers of five steps
+    monkeypatch.setattr(estimator_module, "_CHUNK", 5 * 4)  # logits of five steps
     sizes = []
-    original = ARS._chunk_coefficients
+    original = ARS.take_notes
 
-    def spy(self: ARS, trajectories: Trajectories, noise: Noise, rows: Tensor, steps: Tensor):
-        sizes.append(len(rows))
-        return original(self, trajectories, noise, rows, steps)
+    def spy(self: ARS, cells: Cells, noise: Noise) -> Any:
+        sizes.append(len(cells.rows))
+        return original(self, cells, noise)
 
-    monkeypatch.setattr(ARS, "_chunk_coefficients", spy)
+    monkeypatch.setattr(ARS, "take_notes", spy)
     assert torch.equal(problem.estimates(estimator, 30, seed=6)[0], whole)
     assert max(sizes) == 5
     assert len(sizes) > 5

@@ -282,8 +282,14 @@ def _unordered_set(estimator: UnorderedSet, world: World, noise: Noise) -> Tenso
 
 
 def _self_critic(estimator: SelfCritic, world: World, noise: Noise) -> Tensor:
+    baseline = {}
+    for rows in _rows_by_context(world):
+        # One greedy sequence for all samples: a sample that never leaves it, or its completion from the last departure.
+        last = max(rows, key=lambda row: (world.departure(row), -row))
+        baseline |= dict.fromkeys(rows, world.greedy_baseline(last, 0))
+
     def advantage(row: int, _: int) -> float:
-        return (float(world.mains[row]) - world.greedy_baseline(row, 0)) / estimator.samples
+        return (float(world.mains[row]) - baseline[row]) / estimator.samples
 
     return _advantages(world, advantage)
 

@@ -1,5 +1,6 @@
 """Main trajectories with random rewards for everything an estimator could complete."""
 
+import math
 from collections.abc import Hashable
 
 import torch
@@ -40,6 +41,11 @@ class World:
     def greedy(self, row: int, step: int) -> int:
         """The token that greedy decoding would choose."""
         return int(self.logits[row, step].argmax())
+
+    def departure(self, row: int) -> float:
+        """The first step at which a row leaves the greedy sequence; infinity if it never does."""
+        steps = range(int(self.trajectories.lengths[row]))
+        return next((t for t in steps if self.greedy(row, t) != self.token(row, t)), math.inf)
 
     def greedy_baseline(self, row: int, step: int) -> float:
         """The reward of the greedy completion of the prefix before a step."""

@@ -68,13 +68,14 @@ FIT_CASES = ["rloo-3-fitted", "set-3-fitted", "reinforce-fitted", "rloo-2-fitted
 COPY_CASES = ["arsm-three-completions-own-noise", "bt-arsm-three-completions", "ars-2-budget-completions"]
 REINFORCE_CASES = ["reinforce-others", "reinforce-others-two-samples", "reinforce-plain", "reinforce-batches"]
 TARGETS: dict[str, list[str]] = {
-    "plans.ContrastPlan.gradient": ["arsm", "self-critic", "arsm-masked", "bt-arsm", "bt-self-critic"],
-    "plans.GroupPlan.gradient": [*GROUP_CASES, "bt-rloo-3"],
+    "plans.Credits.gradient": ["arsm", "self-critic", "arsm-masked", "bt-arsm", "bt-self-critic"],
+    "plans.ContrastPlan.credits": ["arsm", "self-critic", "arsm-masked", "bt-arsm", "bt-self-critic"],
+    "plans.GroupPlan.credits": [*GROUP_CASES, "bt-rloo-3"],
     "plans.GroupPlan._above_baseline": ["groups", *GROUP_CASES],
-    "plans.SetPlan.gradient": SET_CASES,
+    "plans.SetPlan.credits": SET_CASES,
     "plans.SetPlan._baselines": ["fits", *SET_CASES],
     "plans.rows_by_context": ["tables"],
-    "plans.score_gradient": ["rloo-2", "set-2", "set-4-masked", "bt-rloo-3"],
+    "plans._of_tokens": ["rloo-2", "set-2", "set-4-masked", "bt-rloo-3"],
     "sets.UnorderedSet.plan": SET_CASES,
     "sets.set_weights": ["sets"],
     "sets._chunk_weights": ["sets", "set-2", "set-5"],
@@ -89,6 +90,7 @@ TARGETS: dict[str, list[str]] = {
     "baselines._running": ["shrunk", "fits", *FIT_CASES],
     "baselines.shrunk_baseline": ["shrunk", "rloo-2-shrunk", "reinforce-shrunk"],
     "baselines.inner_products": ["products", *FIT_CASES],
+    "baselines.token_probabilities": ["products", *FIT_CASES],
     "baselines._softmax_products": ["products", *FIT_CASES],
     "baselines._tree_products": ["products", "bt-set-2-fitted", "bt-rloo-2-fitted"],
     "baselines._same_before": ["products", *FIT_CASES],
@@ -129,7 +131,8 @@ TARGETS: dict[str, list[str]] = {
     "score._set_plan": ["rloo-2-shrunk", *FIT_CASES],
     "score.SelfCritic.plan": ["self-critic", "self-critic-two-samples"],
     "score.MonteCarlo.plan": MC_CASES,
-    "score._greedy_baselines": GREEDY_CASES,
+    "score._greedy_sequences": ["self-critic", "self-critic-two-samples"],
+    "score._greedy_baselines": MC_CASES,
     "score._greedy_tokens": [*GREEDY_CASES, "bt-self-critic", "bt-mc-0", "bt-self-critic-confident"],
     "types.Decisions.scores": ["bt-reinforce-plain", "bt-rloo-3", "bt-self-critic"],
     "tree.BinaryTreeARSM.plan": TREE_CASES,
@@ -158,7 +161,6 @@ _ROOM = "room for more than is written"
 _EMPTY = "one empty group more"
 _CHUNKS = "other chunks, of the same sets"
 HARMLESS: dict[tuple[str, str, str], str] = {
-    ("plans.score_gradient", "tokens = torch.where(mask,", "0 -> 1"): "nothing is added at these positions",
     ("plans.GroupPlan._above_baseline", "reward = torch.where", "0.0 -> 1.0"): "times a share of zero",
     (
         "plans.GroupPlan._above_baseline",
@@ -194,7 +196,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         )
     },
     ("baselines.shrunk_baseline", "count =", "0 -> 1"): "means and variances have the same weights",
-    ("baselines._softmax_products", "tokens = torch.where(", "0 -> 1"): "a position that is not counted",
     (
         "values.Vine.plan",
         "other = rows +",

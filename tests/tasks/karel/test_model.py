@@ -181,7 +181,8 @@ def test_a_step_leaves_its_state_alone_and_has_no_gradient(columns: Columns):
 
 def test_constants_are_numbered_not_copied():
     table = torch.randn(3, 2, 4, requires_grad=True)
-    constants = Constants(table, torch.arange(3))
+    tokens = torch.randn(5, 4, requires_grad=True)
+    constants = Constants(table, torch.arange(3), tokens)
     chosen = select(constants, torch.tensor([2, 0, 2, 1]))
     joined = concat([chosen, select(select(chosen, torch.tensor([3, 2])), torch.tensor([0]))])
     assert joined.table is chosen.table is table
@@ -189,9 +190,11 @@ def test_constants_are_numbered_not_copied():
     free = detach(joined)
     assert (free.table.requires_grad, free.index.tolist()) == (False, joined.index.tolist())
     assert free.table.data_ptr() == table.data_ptr()
+    assert free.tokens.data_ptr() == joined.tokens.data_ptr() == tokens.data_ptr()
+    assert not free.tokens.requires_grad
     # Those of several tables can be joined as well.
     tables = [torch.randn(rows, 2, 4) for rows in (3, 1, 2)]
-    parts = [Constants(t, torch.tensor(n)) for t, n in zip(tables, ([2, 0], [0, 0, 0], [1]), strict=True)]
+    parts = [Constants(t, torch.tensor(n), tokens) for t, n in zip(tables, ([2, 0], [0, 0, 0], [1]), strict=True)]
     joined = concat(parts)
     expected = torch.cat([part.table[part.index] for part in parts])
     assert torch.equal(joined.table[joined.index], expected)
