@@ -75,15 +75,14 @@ class RecurrentPolicy(nn.Module):
     def step(
         self, state: tuple[Tensor, State], tokens: Int64[Tensor, " row"]
     ) -> tuple[Float[Tensor, "row vocab"], tuple[Tensor, State]]:
-        hidden, _, state = self.step_hidden(state, tokens)
+        hidden, state = self._step(state, tokens)
         return self.output(hidden), state
 
     def step_hidden(
         self, state: tuple[Tensor, State], tokens: Int64[Tensor, " row"]
     ) -> tuple[Float[Tensor, "row hidden"], ReadOut, tuple[Tensor, State]]:
-        constant, recurrent = state
-        y, recurrent = self._run(self.embedding(tokens)[:, None] + constant[:, None], recurrent)
-        return self.dropout(y[:, 0]), ReadOut(self.output.weight, self.output.bias), (constant, recurrent)
+        hidden, state = self._step(state, tokens)
+        return hidden, ReadOut(self.output.weight, self.output.bias), state
 
     def score(self, memory: dict[str, Tensor], tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         constant, recurrent = self.start(memory)
@@ -102,6 +101,11 @@ class RecurrentPolicy(nn.Module):
 
     def read_out(self, tree: PrefixTree) -> ReadOut:
         return ReadOut(self.output.weight, self.output.bias)
+
+    def _step(self, state: tuple[Tensor, State], tokens: Tensor) -> tuple[Tensor, tuple[Tensor, State]]:
+        constant, recurrent = state
+        y, recurrent = self._run(self.embedding(tokens)[:, None] + constant[:, None], recurrent)
+        return self.dropout(y[:, 0]), (constant, recurrent)
 
     def _run(self, x: Float[Tensor, "row step hidden"], recurrent: State) -> tuple[Tensor, State]:
         # nn.LSTM wants layers first; our states have rows first.

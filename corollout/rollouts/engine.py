@@ -5,19 +5,21 @@ from its parent's state at its step, and all branches advance together in time, 
 serves the branches that are under way and those that start there. A row that has ended is dropped at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
-from corollout.policies.protocol import Head, Policy, check_valid, concat, evaluation_mode, head_of, select
+from corollout.policies.protocol import Head, Policy, concat, evaluation_mode, head_of, select
 from corollout.policies.screening import Screening
 from corollout.prefix_tree import merge
+from corollout.rollouts.output import Checks, Output, longest
+from corollout.rollouts.prefixes import Prefixes, have_common_starts, places_of, spawn
 from corollout.rollouts.search import Slots, search
 from corollout.rollouts.states import States
 from corollout.rollouts.watch import Look, Origin, Reads, SoftmaxWatch, TreeWatch, Watch
@@ -30,17 +32,6 @@ OfBranches = Int64[Tensor, " branch"]
 Chunk = Int64[Tensor, " chunk"]
 
 _TOKENS = 1 << 32  # more than a vocabulary has: state · _TOKENS + token is one number
-
-
-@dataclass(frozen=True)
-class Prefixes:
-    """The distinct prefixes of some consecutive rows of main trajectories, with their states."""
-
-    rows: range
-    place: Int64[Tensor, "row step"]  # where, among those of step t, the prefix is after which a row's token t comes
-    states: States
-    outputs: list[Tensor]  # what the policy put out at each step, if its head wants to see it again
-    sizes: list[int]  # the number of prefixes of each step
 
 
 @dataclass(frozen=True)
@@ -112,7 +103,7 @@ class Engine:
                 watch = TreeWatch(origin, self.max_length)
             else:
                 watch = SoftmaxWatch(origin, self.max_length, reads)
-            out = _Output(len(contexts), self.max_length, self.eos, examples.device)
+            out = Output(len(contexts), self.max_length, self.eos, examples.device)
             prefixes = [
                 self._run_mains(memory, contexts, origin, rows, sampler, out, watch)
                 for rows in self._chunks(len(contexts), examples.device)
@@ -136,7 +127,7 @@ class Engine:
         keys = self._branch_keys(parents, branches, noise)
         with evaluation_mode(self.policy):
             branches = self._finish_tokens(mains, branches, keys)
-            out = _Output(len(branches), self.max_length, self.eos, branches.parent.device)
+            out = Output(len(branches), self.max_length, self.eos, branches.parent.device)
             width = parents.tokens.shape[1]
             before = torch.arange(width, device=branches.parent.device) < branches.step[:, None]
             out.tokens[:, :width] = torch.where(before, parents.tokens[branches.parent], self.eos)
@@ -177,7 +168,7 @@ class Engine:
     # --- main trajectories ---------------------------------------------------------------------------------------
 
     def _run_mains(
-        self, memory: Any, contexts: Rows, origin: Origin, rows: Chunk, sampler: Sampler, out: "_Output", watch: Watch
+        self, memory: Any, contexts: Rows, origin: Origin, rows: Chunk, sampler: Sampler, out: "Output", watch: Watch
     ) -> Prefixes:
         """Generate a chunk of rows. Each step computes the distinct prefixes; a row knows the place of its own."""
         first_row, shared = int(rows[0]), sampler.count > 1
@@ -187,7 +178,7 @@ class Engine:
         places = torch.zeros(len(rows), self.max_length, dtype=torch.int64, device=rows.device)
         prefixes: Prefixes | None = None
         parents: Tensor | None = None
-        checks = _Checks(self.head.logits_by_token)
+        checks = Checks(self.head.logits_by_token)
         for t in range(self.max_length):
             outputs, state = self._step(state, read)
             if prefixes is None:
@@ -226,7 +217,7 @@ class Engine:
         branches: Branches,
         chunk: Chunk,
         keys: OfBranches,
-        out: "_Output",
+        out: "Output",
         screening: Screening | None,
     ) -> int:
         """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated.
@@ -238,16 +229,16 @@ class Engine:
         rows = tokens = place = chunk[:0]
         state, size = None, 0  # so many places
         greedy_too = bool(branches.greedy[chunk].any())
-        shared = _have_common_starts(mains, branches, chunk)
+        shared = have_common_starts(mains.prefixes, mains.trajectories, branches, chunk)
         # The chunk's branches of step t are chunk[starts[t] : starts[t + 1]].
         starts = torch.searchsorted(
             branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
         ).tolist()
-        checks = _Checks(self.head.logits_by_token)
+        checks = Checks(self.head.logits_by_token)
         for t in range(int(branches.step[chunk[0]]), self.max_length):
             fresh = chunk[starts[t] : starts[t + 1]]
             if len(fresh):
-                fresh, origin, count, states = _spawn(mains.prefixes, t, fresh, branches.parent, shared)
+                fresh, origin, count, states = spawn(mains.prefixes, t, fresh, branches.parent, shared)
                 rows, tokens = torch.cat([rows, fresh]), torch.cat([tokens, branches.token[fresh]])
                 place, size = torch.cat([place, size + origin]), size + count
                 state = concat([*([] if state is None else [state]), *states])
@@ -307,7 +298,7 @@ class Engine:
         for prefix in mains.prefixes if len(partial) else ():
             for t, outputs in enumerate(prefix.outputs):
                 at_step = partial[branches.step[partial] == t]
-                selected, index = _places(prefix, t, at_step, branches.parent, alone=len(mains.prefixes) == 1)
+                selected, index = places_of(prefix, t, at_step, branches.parent, alone=len(mains.prefixes) == 1)
                 if len(selected):
                     steps = torch.full_like(selected, t)
                     token[selected] = self.head.finish(
@@ -337,7 +328,7 @@ class Engine:
         slots = Slots.join([part for part, _ in parts])
         context, slot, number = slots.ranking()
         lengths, log_probs = slots.length[context, slot], slots.log_prob[context, slot]
-        tokens = slots.tokens[context, slot][:, : _longest(lengths)]
+        tokens = slots.tokens[context, slot][:, : longest(lengths)]
         trajectories = Trajectories(
             tokens=tokens,
             lengths=lengths,
@@ -372,99 +363,3 @@ class Engine:
 def score_tolerance(dtype: torch.dtype) -> float:
     """How far two computations of the same log-probability may be apart."""
     return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
-
-
-class _Checks:
-    """Whether all logits were distributions: asked once at the end, so that no step waits for the answer."""
-
-    def __init__(self, by_row: bool) -> None:
-        self._by_row = by_row  # or by output
-        self._steps: list[tuple[int, Bool[Tensor, " output"], Rows | None, Rows]] = []
-
-    def add(self, t: int, valid: Bool[Tensor, " output"], index: Rows | None, rows: Rows) -> None:
-        self._steps.append((t, valid, index, rows))
-
-    def report(self, examples: Callable[[Rows], Rows]) -> None:
-        """Refuse logits that are not a distribution; ``examples`` are those of some rows."""
-        if not self._steps or bool(torch.cat([valid for _, valid, _, _ in self._steps]).all()):
-            return
-        for t, valid, index, rows in self._steps:
-            of_rows = valid if index is None or self._by_row else valid[index]
-            check_valid(of_rows, t, lambda rows=rows: examples(rows))
-
-
-class _Output:
-    """Sequences being generated."""
-
-    def __init__(self, rows: int, max_length: int, eos: int, device: torch.device):
-        self.eos = eos
-        self.tokens = torch.full((rows, max_length), eos, device=device)
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
-
-    def write(self, rows: Rows, t: int, tokens: Rows) -> Int64[Tensor, " going"]:
-        """Write token t of some rows; return the positions, among those, of the rows that continue."""
-        ends = tokens == self.eos
-        self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
-        return rows[:0] if t + 1 == self.tokens.shape[1] else (~ends).nonzero().squeeze(1)
-
-    def sequences(self) -> Sequences:
-        return Sequences(self.tokens[:, : _longest(self.lengths)], self.lengths, self.finished)
-
-
-def _longest(lengths: Rows) -> int:
-    return int(lengths.max()) if len(lengths) else 1
-
-
-class _Spawned(NamedTuple):
-    """Branches that start at a step, in the order of the chunks of their parents, and the states they start from."""
-
-    rows: Int64[Tensor, " fresh"]
-    place: Int64[Tensor, " fresh"]
-    size: int  # the number of places
-    states: list[Any]
-
-
-def _spawn(
-    prefixes: list[Prefixes], t: int, fresh: Int64[Tensor, " fresh"], parent: OfBranches, shared: bool
-) -> _Spawned:
-    """The states from which branches start at step t; those that start from one prefix share it, if asked for."""
-    rows, places, states, first = [], [], [], 0
-    for prefix in prefixes:
-        selected, place = _places(prefix, t, fresh, parent, alone=len(prefixes) == 1)
-        if len(selected) == 0:
-            continue
-        if shared:
-            distinct, place = place.unique(return_inverse=True)
-        else:
-            distinct, place = place, torch.arange(len(place), device=place.device)
-        states.append(prefix.states.at(t, distinct))
-        rows.append(selected)
-        places.append(first + place)
-        first += len(distinct)
-    return _Spawned(torch.cat(rows), torch.cat(places), first, states)
-
-
-def _places(
-    prefix: Prefixes, t: int, branches: Int64[Tensor, " some"], parent: OfBranches, alone: bool
-) -> tuple[Int64[Tensor, " selected"], Int64[Tensor, " selected"]]:
-    """Those of some branches whose parents are in a chunk, and the places of the prefixes that they leave at step t.
-
-    All are, if the chunk is the only one.
-    """
-    row = parent[branches] - prefix.rows.start
-    if not alone:
-        inside = ((row >= 0) & (row < len(prefix.rows))).nonzero().squeeze(1)
-        branches, row = branches[inside], row[inside]
-    return branches, prefix.place[row, t]
-
-
-def _have_common_starts(mains: Mains, branches: Branches, chunk: Chunk) -> bool:
-    """Whether some branches begin alike: from one prefix with one token."""
-    parent, step = branches.parent[chunk], branches.step[chunk]
-    if not mains.prefixes or (int(mains.trajectories.samples.max()) == 0 and not bool(branches.copy[chunk].any())):
-        return False
-    place = torch.cat([prefix.place for prefix in mains.prefixes])[parent, step]
-    context = mains.trajectories.contexts[parent]
-    start = torch.stack([context, step, place, branches.token[chunk]], 1)
-    return len(start.unique(dim=0)) < len(start)

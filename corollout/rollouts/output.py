@@ -1,0 +1,54 @@
+"""What the rollout engine writes while it generates: sequences, and whether their logits were valid."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from corollout.policies.protocol import check_valid
+from corollout.types import Sequences
+
+Rows = Int64[Tensor, " row"]
+
+
+class Checks:
+    """Whether all logits were distributions: asked once at the end, so that no step waits for the answer."""
+
+    def __init__(self, by_row: bool) -> None:
+        self._by_row = by_row  # or by output
+        self._steps: list[tuple[int, Bool[Tensor, " output"], Rows | None, Rows]] = []
+
+    def add(self, t: int, valid: Bool[Tensor, " output"], index: Rows | None, rows: Rows) -> None:
+        self._steps.append((t, valid, index, rows))
+
+    def report(self, examples: Callable[[Rows], Rows]) -> None:
+        """Refuse logits that are not a distribution; ``examples`` are those of some rows."""
+        if not self._steps or bool(torch.cat([valid for _, valid, _, _ in self._steps]).all()):
+            return
+        for t, valid, index, rows in self._steps:
+            of_rows = valid if index is None or self._by_row else valid[index]
+            check_valid(of_rows, t, lambda rows=rows: examples(rows))
+
+
+class Output:
+    """Sequences being generated."""
+
+    def __init__(self, rows: int, max_length: int, eos: int, device: torch.device):
+        self.eos = eos
+        self.tokens = torch.full((rows, max_length), eos, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def write(self, rows: Rows, t: int, tokens: Rows) -> Int64[Tensor, " going"]:
+        """Write token t of some rows; return the positions, among those, of the rows that continue."""
+        ends = tokens == self.eos
+        self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
+        return rows[:0] if t + 1 == self.tokens.shape[1] else (~ends).nonzero().squeeze(1)
+
+    def sequences(self) -> Sequences:
+        return Sequences(self.tokens[:, : longest(self.lengths)], self.lengths, self.finished)
+
+
+def longest(lengths: Rows) -> int:
+    return int(lengths.max()) if len(lengths) else 1
