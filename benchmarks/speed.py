@@ -137,7 +137,11 @@ def measure(case: Case, threads: int, folder: Path, workers: dict[str, WorkerPro
 
 
 def check(measured: Measured) -> dict[str, Any]:
-    """Both trees have drawn the same sequences, with the same gradients."""
+    """Both trees have drawn the same sequences, with the same gradients.
+
+    Fitted baselines were defined anew after the earlier commit (they no longer depend on the zero of the reward): there
+    the sequences are compared, not the gradients.
+    """
     name = f"{measured.case.problem}, {measured.case.method}"
     equal, apart = 0, []
     both = list(zip(measured.reports[OLD], measured.reports[NEW], strict=True))
@@ -146,7 +150,7 @@ def check(measured: Measured) -> dict[str, Any]:
     for old, new in both:
         norms = abs(old["norm"] - new["norm"]) / max(old["norm"], 1e-12)
         same = all(abs(old[key] - new[key]) <= 1e-5 * max(abs(old[key]), 1) for key in ("reward", "length"))
-        equal += same and norms <= MOST_APART
+        equal += same and (norms <= MOST_APART or "fitted" in measured.case.method)
         apart.append(norms)
     rewards = [
         (counts["reward"], old["reward"])
