@@ -63,6 +63,7 @@ def result(folder: Path) -> dict[str, Any]:
             torch.set_num_threads(threads)
 
 
+@pytest.mark.prove
 def test_a_tree_agrees_with_itself(result: dict[str, Any]):
     cases = result["measurements"]["cases"]
     assert [(one["problem"], one["method"]) for one in cases] == [(c.problem, c.method) for c in speed.QUICK.cases]
@@ -75,6 +76,7 @@ def test_a_tree_agrees_with_itself(result: dict[str, Any]):
     assert len(result["timings"]) == 2 * len(cases) + 2 * len(loops)
 
 
+@pytest.mark.prove
 def test_every_demand_is_a_target(result: dict[str, Any]):
     wanted = [(c.least is not None) + c.near_limit + c.loops for c in speed.CASES]
     assert len(result["targets"]) == sum(wanted) == 12
@@ -304,6 +306,7 @@ class NoProcesses:
         return Update([size * 1e-6] * repetitions, size * 1000)
 
 
+@pytest.mark.prove
 def test_growth_is_fitted_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(growth, "FreshProcesses", NoProcesses)
     with Progress(disable=True) as progress:
@@ -328,6 +331,7 @@ def test_points_that_are_too_large_are_left_out():
     assert growth.is_too_large({10: Update([3.0], 1)}, 70)  # 21 seconds
 
 
+@pytest.mark.prove
 def test_memory_of_an_update():
     with Progress(disable=True) as progress:
         result = memory.run(True, progress)
