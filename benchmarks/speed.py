@@ -157,7 +157,7 @@ def check(measured: Measured) -> dict[str, Any]:
         for counts, old in zip(measured.counts, measured.reports[OLD], strict=False)
         if "reward" in counts
     ]
-    if rewards and not any(abs(a - b) <= 1e-6 * max(abs(b), 1) for a, b in rewards):
+    if not all(abs(a - b) <= 1e-6 * max(abs(b), 1) for a, b in rewards):
         raise AssertionError(f"{name}: what was counted are not the updates that were measured: rewards {rewards}")
     if equal < LEAST_EQUAL * len(both):
         raise AssertionError(f"{name}: only {equal} of {len(both)} updates of the two trees agree: {both[0]}")

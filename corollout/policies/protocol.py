@@ -86,7 +86,7 @@ def detach(nest: Nest) -> Nest:
     return _map([nest], "detach", lambda tensors: tensors[0].detach(), lambda objects: objects[0].detach())
 
 
-def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None] | None]:
+def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None]]:
     """The same memory cut off from the graph, but with gradients, and a function that passes these on to the graph.
 
     A memory that is used for several backward passes then needs only one itself. Objects that bring ``detach`` must be
@@ -239,11 +239,6 @@ class Head(ABC):
     @abstractmethod
     def log_probs(self, logits: Logits, tokens: Tokens) -> LogProbs:
         """The tokens' log-probabilities, from their logits."""
-
-    def gap(self, first: Logits, second: Logits, tokens: Tokens) -> LogProbs:
-        """How far apart the log-probabilities of the tokens are by two computations of their logits."""
-        one, other = (self.log_probs(full_precision(logits), tokens) for logits in (first, second))
-        return (one - other).abs()
 
     def decisions(self, tokens: Tokens) -> Decisions | None:
         """The binary decisions that make up each token, if that is how tokens are chosen."""
