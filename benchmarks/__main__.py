@@ -26,6 +26,7 @@ from benchmarks import (
     pseudo_actions,
     runtime,
     speed,
+    synchronisations,
     tree_head,
 )
 
@@ -45,6 +46,7 @@ MODULES = {
     "overhead": overhead,
     "growth": growth,
     "memory": memory,
+    "synchronisations": synchronisations,
 }
 Name = StrEnum("Name", list(MODULES))
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from corollout.types import Sequences
 
+_TOKENS = 1 << 32  # more than a vocabulary has: place · _TOKENS + token is one number
+
 
 class Level(NamedTuple):
     """The nodes of one level."""
@@ -43,6 +45,10 @@ class PrefixTree:
     @classmethod
     def of(cls, sequences: Sequences, contexts: Int64[Tensor, " row"], bos: int) -> "PrefixTree":
         """The tree of some sequences. Those of a context are in consecutive rows."""
+        if contexts.device.type != "cpu":
+            # A copy of the sequences costs less than waiting for a device at every step.
+            copies = Sequences(*(part.cpu() for part in (sequences.tokens, sequences.lengths, sequences.finished)))
+            return cls.of(copies, contexts.cpu(), bos).to(contexts.device)
         rows, steps = sequences.tokens.shape
         node = torch.full((rows, steps), -1, dtype=torch.int64, device=contexts.device)
         alive = torch.arange(rows, device=contexts.device)
@@ -80,6 +86,10 @@ class PrefixTree:
         node[row, step] = torch.arange(len(row), device=inputs.device)
         return cls(tuple(sizes), row, place[step, row], inputs[row, step], node)
 
+    def to(self, device: torch.device) -> "PrefixTree":
+        """The same tree on another device."""
+        return PrefixTree(self.sizes, *(part.to(device) for part in (self.context, self.parent, self.token, self.node)))
+
     def levels(self) -> Iterator[Level]:
         for start, size in zip(self.starts, self.sizes, strict=False):
             nodes = slice(start, start + size)
@@ -103,6 +113,9 @@ class PrefixTree:
 
     def pruned(self, used: Bool[Tensor, " node"]) -> "tuple[PrefixTree, Int64[Tensor, ' kept']]":
         """The tree of the nodes that are used and of those that lead to them, and which nodes those are."""
+        if used.device.type != "cpu":
+            tree, kept = self.to(torch.device("cpu")).pruned(used.cpu())
+            return tree.to(used.device), kept.to(used.device)
         needed = used.clone()
         levels = list(self.levels())
         for level, above in zip(levels[:0:-1], levels[-2::-1], strict=True):
@@ -137,20 +150,22 @@ def merge(
     if group.device.type == "cpu":
         place, new = _merge_compiled(group.numpy(), before.numpy(), token.numpy())
         return torch.from_numpy(place), torch.from_numpy(new)
-    return _merge_on_device(before, token)
+    first = first_alike(before, token)
+    is_first = first == torch.arange(len(first), device=first.device)
+    return (is_first.cumsum(0) - 1)[first], is_first.nonzero().squeeze(1)
 
 
-def _merge_on_device(
-    before: Int64[Tensor, " row"], token: Int64[Tensor, " row"]
-) -> tuple[Int64[Tensor, " row"], Int64[Tensor, " node"]]:
-    """The same in PyTorch, where rows of different groups come from different places."""
-    # By the first row: unique numbers would be ordered by their codes.
-    pairs = torch.stack([before, token], 1)
-    _, code = pairs.unique(dim=0, return_inverse=True)
-    rows = torch.arange(len(code), device=code.device)
-    first = torch.full_like(code, len(code)).scatter_reduce_(0, code, rows, "amin")[code]
-    is_new = first == rows
-    return (is_new.cumsum(0) - 1)[first], is_new.nonzero().squeeze(1)
+def first_alike(before: Int64[Tensor, " row"], token: Int64[Tensor, " row"]) -> Int64[Tensor, " row"]:
+    """For each row the first one that comes from the same place with the same token.
+
+    Rows of different groups come from different places. No device is waited for.
+    """
+    index = torch.arange(len(token), device=token.device)
+    ordered, order = (before * _TOKENS + token).sort(stable=True)
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[1:] = ordered[1:] != ordered[:-1]
+    start = torch.where(starts, index, 0).cummax(0).values
+    return torch.empty_like(order).scatter_(0, order, order[start])
 
 
 @no_type_check

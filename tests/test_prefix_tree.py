@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from corollout.prefix_tree import PrefixTree, _merge_on_device, merge
+from corollout.prefix_tree import PrefixTree, first_alike, merge
 from corollout.types import Sequences
 
 BOS = 9
@@ -120,9 +120,10 @@ def test_rows_that_meet(seed: int):
     numbers: dict[tuple[int, int], int] = {}
     place = [numbers.setdefault(pair, len(numbers)) for pair in zip(before.tolist(), token.tolist(), strict=True)]
     first = [place.index(number) for number in range(len(numbers))]
-    for places, new in (merge(group, before, token), _merge_on_device(before, token)):
-        assert places.tolist() == place
-        assert new.tolist() == first
+    places, new = merge(group, before, token)
+    assert places.tolist() == place
+    assert new.tolist() == first
+    assert first_alike(before, token).tolist() == [first[number] for number in place]
     assert len(first) < 40
 
 

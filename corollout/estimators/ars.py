@@ -73,7 +73,7 @@ class Coefficients:
         position = torch.full_like(self.row, -1)
         position[kept] = torch.arange(len(kept), device=kept.device)
         branch = position[self.branch]
-        used = branch >= 0
+        used = (branch >= 0).nonzero().squeeze(1)
         branches = (self.row[kept], self.step[kept], self.action[kept])
         return branches, (branch[used], self.coordinate[used], self.value[used])
 
@@ -104,7 +104,7 @@ class Coefficients:
 
     def counts(self, rows: int) -> Int64[Tensor, " row"]:
         """The number of branches of each row."""
-        return self.row.bincount(minlength=rows)
+        return self.row.new_zeros(rows).index_add_(0, self.row, torch.ones_like(self.row))
 
     @classmethod
     def none(cls, trajectories: Trajectories) -> "Coefficients":
@@ -168,7 +168,7 @@ def _collect_torch(table: PseudoActions, weight: Tensor, token: Tensor) -> _Coll
     cell = torch.cat([table.row, table.row])
     action = torch.cat([table.action, table.default[table.row, table.reference]])
     value = torch.cat([w, -w])
-    other = action != token[cell]
+    other = (action != token[cell]).nonzero().squeeze(1)
     code = ((cell * vocab + action) * vocab + torch.cat([table.swap, table.swap]))[other]
     return _sums(code, value[other], vocab)
 
@@ -184,13 +184,13 @@ def _sums(code: Int64[Tensor, " term"], value: Float[Tensor, " term"], vocab: in
     zeros = total.new_zeros(len(branch_code), dtype=torch.float64)
     squares = zeros.index_add(0, branch, total.double() ** 2)
     centred = squares - zeros.index_add(0, branch, total.double()) ** 2 / vocab
-    kept = centred > ROUNDING * squares
-    used = kept[branch] & (total != 0)
+    large = centred > ROUNDING * squares
+    kept, used = large.nonzero().squeeze(1), (large[branch] & (total != 0)).nonzero().squeeze(1)
     return (
         branch_code[kept] // vocab,
         branch_code[kept] % vocab,
         centred[kept].sqrt().to(total.dtype),
-        (kept.cumsum(0) - 1)[branch[used]],
+        (large.cumsum(0) - 1)[branch[used]],
         entry_code[used] % vocab,
         total[used],
     )

@@ -96,9 +96,11 @@ def _check_inputs(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
     if references.shape[1] > vocab:
         raise InputError(f"there are {references.shape[1]} references, but only V = {vocab} actions")
     ordered = references.sort(1).values
-    if len(ordered) and (int(ordered[:, 0].min()) < 0 or int(ordered[:, -1].max()) >= vocab):
+    outside = (ordered[:, 0] < 0) | (ordered[:, -1] >= vocab)
+    some_outside, repeated = torch.stack([outside.any(), (ordered.diff(dim=1) == 0).any()]).tolist()
+    if some_outside:
         raise InputError(f"references must be actions from 0 to {vocab - 1}")
-    if bool((ordered.diff(dim=1) == 0).any()):
+    if repeated:
         raise InputError("a reference occurs twice in a row: references must be distinct")
     return references.expand(rows, -1) if shared else references
 

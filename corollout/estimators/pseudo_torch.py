@@ -66,7 +66,7 @@ def _block(phi: Tensor, a: Tensor, references: Tensor, start: int) -> tuple[Tens
         o_other = torch.where(z_free, best[row], torch.where(z2_free, second[row], torch.inf))
         action = _least(o_j, j, o_m, swap)
         action = _least(torch.minimum(o_j, o_m), action, o_other, other)
-        departs = action != default[row, reference]
+        departs = (action != default[row, reference]).nonzero().squeeze(1)
         return row[departs] + start, reference[departs], swap[departs], action[departs]
 
     # References other than z, swapped with actions other than z: a_j − φ_m ≤ o_z or a_m − φ_j ≤ o_z.
@@ -106,8 +106,6 @@ def _pairs(
     lowest = x.amin(1)
     bound = lowest - limit - slack * (lowest.abs() + limit.abs())
     y_row, y_index, y_pad = _ragged(y, y >= bound[:, None], -torch.inf)
-    if len(y_row) == 0:
-        return y_row, y_row, y_row
     highest = y_pad.amax(1)
     bound = limit + highest + slack * (limit.abs() + highest.abs())
     bound = torch.where(highest == -torch.inf, -torch.inf, bound)
@@ -127,9 +125,10 @@ def _ragged(
     values: Float[Tensor, "row column"], mask: Bool[Tensor, "row column"], fill: float
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"], Float[Tensor, "row slot"]]:
     """The masked entries as (row, column), and their values packed to the left of a narrower table."""
-    row, column = mask.nonzero(as_tuple=True)
-    slots = int(torch.bincount(row).max()) if len(row) else 0
-    packed = values.new_full((len(values), slots), fill)
+    counts = mask.sum(1)
+    slots, kept = torch.stack([counts.max(), counts.sum()]).tolist() if len(counts) else (0, 0)
+    row, column = torch.nonzero_static(mask, size=kept).unbind(1)
+    packed = values.new_full((len(values), max(slots, 1)), fill)
     packed[row, _position(row)] = values[row, column]
     return row, column, packed
 

@@ -75,7 +75,7 @@ def set_weights(
     log_probs: Float[Tensor, "context member"],
 ) -> tuple[Float[Tensor, "context member"], Float[Tensor, "context member other"]]:
     """p(s) R(S, s), and p(s') R(S, s' | s), from log-probabilities; −inf where a set has fewer members."""
-    numbers = log_probs.shape[1] ** 2 * len(_grid())  # per set
+    numbers = log_probs.shape[1] ** 2 * len(_grid(log_probs.device))  # per set
     parts = [_chunk_weights(part) for part in log_probs.double().split(max(1, _CHUNK // numbers))]
     return torch.cat([weight for weight, _ in parts]), torch.cat([mix for _, mix in parts])
 
@@ -84,7 +84,7 @@ def _chunk_weights(log_probs: Tensor) -> tuple[Tensor, Tensor]:
     member = log_probs > -torch.inf
     # ln p_S; −inf if rounding leaves nothing.
     rest = torch.log(-torch.expm1(log_probs.logsumexp(1).clamp(max=0)))
-    t = _grid().to(log_probs.device)
+    t = _grid(log_probs.device)
     # log(1 − exp(−t p / p_S)); a missing member has no factor, and if p_S is 0, all factors are 1.
     x = (log_probs - rest[:, None])[:, :, None] + t
     factor = torch.where(member[:, :, None], _log_one_minus_exp_minus_exp(x), 0.0)
@@ -99,9 +99,9 @@ def _chunk_weights(log_probs: Tensor) -> tuple[Tensor, Tensor]:
     return weight, mix
 
 
-def _grid() -> Tensor:
+def _grid(device: torch.device) -> Tensor:
     """ln t."""
-    return torch.arange(_LEFT, _RIGHT, _STEP, dtype=torch.float64)
+    return torch.arange(_LEFT, _RIGHT, _STEP, dtype=torch.float64, device=device)
 
 
 def _log_one_minus_exp_minus_exp(x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Vine(Estimator):
         rows, steps = trajectories.mask.nonzero(as_tuple=True)
         value, branches = self._values(trajectories, rows, steps)
         entries = []  # row, step, sources of the values after and before the token, weight
-        inner, first = steps > 0, steps == 0
+        inner, first = (part.nonzero().squeeze(1) for part in (steps > 0, steps == 0))
         for after in value:
             entries.append((rows[inner], steps[inner], after[rows, steps][inner], after[rows, steps - 1][inner], 1.0))
             for turn in range(1, self.samples):
@@ -68,7 +68,7 @@ class Vine(Estimator):
         self, trajectories: Trajectories, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]
     ) -> tuple[Int64[Tensor, "completion row step"], Branches]:
         """The sources of the rewards of each prefix's completions; a whole sequence is its only completion."""
-        inner = steps < trajectories.lengths[rows] - 1
+        inner = (steps < trajectories.lengths[rows] - 1).nonzero().squeeze(1)
         row, step = rows[inner], steps[inner]
         # Copy 0 would share its parent's noise, and be the parent again.
         branches = Branches.join(

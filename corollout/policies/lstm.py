@@ -140,7 +140,8 @@ _NO_PLACES = np.empty(0, np.int64)
 
 
 def _compiled(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
+    on_cpu = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
+    return on_cpu and not torch.compiler.is_compiling()
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -86,6 +86,11 @@ def detach(nest: Nest) -> Nest:
     return _map([nest], "detach", lambda tensors: tensors[0].detach(), lambda objects: objects[0].detach())
 
 
+def copied(nest: Nest) -> Nest:
+    """The same state in memory of its own."""
+    return _map([nest], "clone", lambda tensors: tensors[0].clone(), lambda objects: objects[0].clone())
+
+
 def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None]]:
     """The same memory cut off from the graph, but with gradients, and a function that passes these on to the graph.
 

@@ -101,7 +101,7 @@ class TransformerPolicy(nn.Module):
             seen[torch.arange(level.nodes.start, level.nodes.stop, device=order.device), place[level.nodes]] = True
         cache = select(memory, contexts)
         position = cache.length[row] + depth
-        self._check_positions(position)
+        self._check_positions(position, at_most=cache.real.shape[1] + len(tree.sizes) - 1)
         x = self.embedding.weight.new_zeros(len(contexts), width, self.embedding.embedding_dim)
         x = x.index_put((row, place), self.embedding(tree.token) + self.positions(position))
         among = torch.eye(width, dtype=torch.bool, device=order.device).repeat(len(contexts), 1, 1)
@@ -114,7 +114,10 @@ class TransformerPolicy(nn.Module):
     def read_out(self, tree: PrefixTree) -> ReadOut:
         return ReadOut(self.output.weight, self.output.bias)
 
-    def _check_positions(self, position: Int64[Tensor, "..."]) -> None:
+    def _check_positions(self, position: Int64[Tensor, "..."], at_most: int) -> None:
+        """``at_most`` is a bound that is known without looking, which a device would have to be waited for."""
+        if at_most < self.positions.num_embeddings:
+            return
         if position.numel() and int(position.max()) >= self.positions.num_embeddings:
             raise InputError(
                 f"context and sequence have {int(position.max()) + 1} tokens together, but the transformer was "
@@ -129,7 +132,7 @@ class TransformerPolicy(nn.Module):
         if real is None:
             real = torch.ones(rows, new, dtype=torch.bool, device=x.device)
         position = cache.length[:, None] + real.long().cumsum(1) - 1
-        self._check_positions(position)
+        self._check_positions(position, at_most=cache.real.shape[1] + new - 1)
         x = x + self.positions(position.clamp(min=0))
         every = torch.cat([cache.real, real], 1)
         old = cache.real.shape[1]

@@ -134,21 +134,17 @@ class TreeHead(nn.Module, Head):
         logits = (x @ self.weight.to(x.dtype).t() + self.bias.to(x.dtype)).double()
         drawn = exponential(keys, steps, 2 * logits.shape[1], torch.float64).log_().unflatten(1, (-1, 2))
         gains = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
-        nodes = torch.zeros(1, dtype=torch.int64, device=x.device)
         value, most = log_prob.double()[:, None], rank.double()[:, None]
-        log_probs, ranks, tokens = [], [], []
-        while len(nodes):
-            below = self._children[nodes].long().flatten()
+        log_probs, ranks = [], []
+        paths = self._paths(x.device)
+        for nodes, leaves, inner in paths.levels:
             values = value[:, :, None] + gains[:, nodes]
             given = conditional_gumbels((values - drawn[:, nodes]).flatten(0, 1), most.flatten())
             value, most = values.flatten(1), given.unflatten(0, most.shape).flatten(1)
-            leaf = below < 0
-            log_probs.append(value[:, leaf])
-            ranks.append(most[:, leaf])
-            tokens.append(~below[leaf])
-            value, most, nodes = value[:, ~leaf], most[:, ~leaf], below[~leaf]
-        order = torch.cat(tokens).argsort()
-        return torch.cat(ranks, 1)[:, order], torch.cat(log_probs, 1)[:, order]
+            log_probs.append(value[:, leaves])
+            ranks.append(most[:, leaves])
+            value, most = value[:, inner], most[:, inner]
+        return torch.cat(ranks, 1)[:, paths.order], torch.cat(log_probs, 1)[:, paths.order]
 
     def logits(self, outputs: Float[Tensor, "row step width"], tokens: Tokens) -> Logits:
         self._check(outputs, tokens)
@@ -173,18 +169,13 @@ class TreeHead(nn.Module, Head):
         """The log-probabilities of all tokens, computing every node: for small vocabularies, and for tests."""
         logits = outputs @ self.weight.to(outputs.dtype).t() + self.bias.to(outputs.dtype)
         below = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
-        # Children come after their parents, level by level.
         reached = logits.new_zeros(len(outputs), 1)
-        nodes = torch.zeros(1, dtype=torch.int64, device=outputs.device)
-        log_probs, tokens = [], []
-        while len(nodes):
-            children = self._children[nodes].long().flatten()
+        log_probs, paths = [], self._paths(outputs.device)
+        for nodes, leaves, inner in paths.levels:
             value = (reached[:, :, None] + below[:, nodes]).flatten(1)
-            leaf = children < 0
-            log_probs.append(value[:, leaf])
-            tokens.append(~children[leaf])
-            reached, nodes = value[:, ~leaf], children[~leaf]
-        return torch.cat(log_probs, 1)[:, torch.cat(tokens).argsort()]
+            log_probs.append(value[:, leaves])
+            reached = value[:, inner]
+        return torch.cat(log_probs, 1)[:, paths.order]
 
     def _check(self, outputs: Float[Tensor, "... width"], tokens: Tokens | None = None) -> None:
         """Refuse what would make compiled loops read outside of their arrays."""
@@ -228,20 +219,17 @@ class TreeHead(nn.Module, Head):
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         pi = uniform(keys, steps, self.tree.depth, torch.float64)
         logits = x.new_zeros(len(x), self.tree.depth)
-        tokens, node = torch.where(start < 0, ~start, 0), start
-        depth = torch.where(start < 0, 0, self._paths(x.device).node_depths[start.clamp(min=0)])
-        rows = (start >= 0).nonzero().squeeze(1)
-        while len(rows):
-            here, level = node[rows], depth[rows]
-            phi = (weight[here] * x[rows]).sum(1) + bias[here]
-            logits[rows, level] = phi
-            bit = torch.where(greedy[rows], phi > 0, pi[rows, level] < phi.double().sigmoid())
-            below = self._children[here, bit.long()].long()
-            tokens[rows] = torch.where(below < 0, ~below, 0)
-            node = node.index_put((rows,), below)
-            depth = depth.index_put((rows,), level + 1)
-            rows = rows[below >= 0]
-        return tokens, logits
+        depth = self._paths(x.device).node_depths[start.clamp(min=0)]
+        # A row that has arrived at a token, the complement of a node, stays there until all have: nobody asks who has.
+        node = start
+        for level in range(self.tree.depth):
+            walks, here = (node >= 0) & (depth == level), node.clamp(min=0)
+            phi = (weight[here] * x).sum(1) + bias[here]
+            logits[:, level] = torch.where(walks, phi, 0.0)
+            bit = torch.where(greedy, phi > 0, pi[:, level] < phi.double().sigmoid())
+            node = torch.where(walks, self._children[here, bit.long()].long(), node)
+            depth = depth + walks
+        return ~node, logits
 
     @property
     def _children(self) -> Tensor:
@@ -249,23 +237,52 @@ class TreeHead(nn.Module, Head):
 
     def _paths(self, device: torch.device) -> "_Paths":
         if self._arranged.nodes.device != device:
-            self._arranged = _Paths(*(part.to(device) for part in self._arranged))
+            self._arranged = self._arranged.to(device)
         return self._arranged
 
     def arrange(self, _: object = None) -> None:
         """Derive everything else from the saved tree; also a hook, called after a state was loaded."""
         self.tree = Tree(self._children.cpu().numpy())
         codes, depths = self.tree.codes, self.tree.node_depths.astype(np.int64)
-        self._arranged = _Paths(*map(torch.from_numpy, (codes.nodes, codes.bits, codes.lengths, depths)))
+        nodes, bits, lengths, depths = map(torch.from_numpy, (codes.nodes, codes.bits, codes.lengths, depths))
+        self._arranged = _Paths(nodes, bits, lengths, depths, *_levels(self.tree))
+
+
+class _Level(NamedTuple):
+    """The inner nodes of one depth, and which of their children are tokens and inner nodes."""
+
+    nodes: Tensor
+    leaves: Tensor
+    inner: Tensor
 
 
 class _Paths(NamedTuple):
-    """The paths of all tokens, see ``Codes``, and how deep the inner nodes are."""
+    """The paths of all tokens, see ``Codes``, how deep the inner nodes are, and the tree level by level."""
 
     nodes: Tensor
     bits: Tensor
     lengths: Tensor
     node_depths: Tensor
+    levels: tuple[_Level, ...]
+    order: Tensor  # of the tokens, where the leaves of all levels are put one after another
+
+    def to(self, device: torch.device) -> "_Paths":
+        levels = tuple(_Level(*(part.to(device) for part in level)) for level in self.levels)
+        nodes, bits, lengths, depths, order = (
+            part.to(device) for part in (self.nodes, self.bits, self.lengths, self.node_depths, self.order)
+        )
+        return _Paths(nodes, bits, lengths, depths, levels, order)
+
+
+def _levels(tree: Tree) -> tuple[tuple[_Level, ...], Tensor]:
+    levels, tokens, nodes = [], [], np.zeros(1, np.int64)
+    while len(nodes):
+        below = tree.children[nodes].astype(np.int64).ravel()
+        leaves, inner = np.flatnonzero(below < 0), np.flatnonzero(below >= 0)
+        levels.append(_Level(*map(torch.from_numpy, (nodes, leaves, inner))))
+        tokens.append(~below[leaves])
+        nodes = below[inner]
+    return tuple(levels), torch.from_numpy(np.concatenate(tokens).argsort())
 
 
 def path_logits(

@@ -5,9 +5,8 @@ from its parent's state at its step, and all branches advance together in time, 
 serves the branches that are under way and those that start there. A row that has ended is dropped at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,11 +16,11 @@ from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
 from corollout.policies.protocol import Head, Policy, concat, evaluation_mode, head_of, select
 from corollout.policies.screening import Screening
-from corollout.prefix_tree import merge
+from corollout.rollouts.compiling import compiled_step
+from corollout.rollouts.going_on import GoingOn, with_ended, without_ended
 from corollout.rollouts.output import Checks, Output, longest
-from corollout.rollouts.prefixes import Prefixes, have_common_starts, places_of, spawn
+from corollout.rollouts.prefixes import Prefixes, Starts
 from corollout.rollouts.search import Slots, search
-from corollout.rollouts.states import States
 from corollout.rollouts.watch import Look, Origin, Reads, SoftmaxWatch, TreeWatch, Watch
 from corollout.types import Branches, Sampler, Sequences, Trajectories, full_precision
 
@@ -30,8 +29,6 @@ Contexts = Int64[Tensor, " context"]
 Rows = Int64[Tensor, " row"]
 OfBranches = Int64[Tensor, " branch"]
 Chunk = Int64[Tensor, " chunk"]
-
-_TOKENS = 1 << 32  # more than a vocabulary has: state · _TOKENS + token is one number
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,15 @@ class Completions:
     unshared: int  # what they would be if no two branches shared a prefix
 
 
+class _About(NamedTuple):
+    """Whether, among some branches, there are any of these."""
+
+    partial: bool  # walks down a tree
+    copies: bool
+    greedy: bool
+    alike: bool  # perhaps
+
+
 class Engine:
     """Samples sequences from a policy.
 
@@ -60,21 +66,37 @@ class Engine:
     computed at once: a bound on memory that changes no result. With ``share_noise`` a branch is completed with the
     noise that its parent had at the same steps (common random numbers), otherwise with noise of its own; both are
     unbiased.
+
+    Two options are for GPUs. Rows that have ended are dropped ``drop_every`` steps: how many there are, the host has to
+    wait for, which keeps it from giving the device work ahead; until then they are computed along. ``compile_step`` is
+    a mode of ``torch.compile`` for the policy's step: "default", "reduce-overhead" (CUDA graphs), "max-autotune".
+    Neither changes a result, except that compiled operations round differently.
     """
 
     def __init__(
-        self, policy: Policy, *, bos: int, eos: int, max_length: int, max_rows: int = 4096, share_noise: bool = True
+        self,
+        policy: Policy,
+        *,
+        bos: int,
+        eos: int,
+        max_length: int,
+        max_rows: int = 4096,
+        share_noise: bool = True,
+        drop_every: int = 1,
+        compile_step: str | None = None,
     ):
-        if min(bos, eos) < 0 or min(max_length, max_rows) < 1:
+        if min(bos, eos) < 0 or min(max_length, max_rows, drop_every) < 1:
             raise InputError(
-                f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length and max_rows ≥ 1, not "
-                f"{max_length} and {max_rows}"
+                f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length, max_rows and drop_every ≥ 1, "
+                f"not {max_length}, {max_rows} and {drop_every}"
             )
         self.policy = policy
         self.head: Head = head_of(policy)
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
+        self.drop_every = drop_every
+        self._policy_step = policy.step if compile_step is None else compiled_step(policy, compile_step)
         self.output_width: int | None = None  # of the policy's outputs, once it has put out something
 
     @torch.no_grad()
@@ -103,10 +125,13 @@ class Engine:
                 watch = TreeWatch(origin, self.max_length)
             else:
                 watch = SoftmaxWatch(origin, self.max_length, reads)
-            out = Output(len(contexts), self.max_length, self.eos, examples.device)
+            rows = len(contexts)
+            out = Output(rows, self.max_length, self.eos, examples.device)
             prefixes = [
-                self._run_mains(memory, contexts, origin, rows, sampler, out, watch)
-                for rows in self._chunks(len(contexts), examples.device)
+                self._run_mains(
+                    memory, contexts, origin, range(first, min(first + self.max_rows, rows)), sampler, out, watch
+                )
+                for first in range(0, rows, self.max_rows)
             ]
             sequences = out.sequences()
             trajectories = Trajectories(
@@ -117,25 +142,30 @@ class Engine:
                 decisions=self.head.decisions(sequences.tokens),
             )
             logits = watch.by_prefix() if len(prefixes) == 1 else None
-            return Mains(trajectories, prefixes, sum(sum(prefix.sizes) for prefix in prefixes), logits)
+            return Mains(trajectories, prefixes, sum(prefix.tokens for prefix in prefixes), logits)
 
     @torch.no_grad()
     def complete(self, mains: Mains, branches: Branches, noise: Noise) -> Completions:
         """The branches' whole sequences."""
         parents = mains.trajectories
-        self._check(parents, branches)
-        keys = self._branch_keys(parents, branches, noise)
+        if len(branches) == 0:
+            return Completions(Output(0, self.max_length, self.eos, branches.parent.device).sequences(), 0, 0)
+        about = self._look_at(parents, branches)
+        keys = self._branch_keys(parents, branches, about, noise)
         with evaluation_mode(self.policy):
-            branches = self._finish_tokens(mains, branches, keys)
+            if about.partial:
+                branches = self._finish_tokens(mains, branches, keys)
             out = Output(len(branches), self.max_length, self.eos, branches.parent.device)
             width = parents.tokens.shape[1]
             before = torch.arange(width, device=branches.parent.device) < branches.step[:, None]
             out.tokens[:, :width] = torch.where(before, parents.tokens[branches.parent], self.eos)
             # In the order of their steps, the rows of a chunk are under way at the same time.
             order = branches.step.argsort(stable=True)
-            chunks = self._chunks(len(branches), order.device)
             screening = Screening.offered_by(self.policy, len(branches))
-            tokens = sum(self._run_branches(mains, branches, order[chunk], keys, out, screening) for chunk in chunks)
+            tokens = sum(
+                self._run_branches(mains, branches, about, chunk, keys, out, screening)
+                for chunk in order.split(self.max_rows)
+            )
         sequences = out.sequences()
         return Completions(sequences, tokens, int((sequences.lengths - 1 - branches.step).sum()))
 
@@ -168,45 +198,44 @@ class Engine:
     # --- main trajectories ---------------------------------------------------------------------------------------
 
     def _run_mains(
-        self, memory: Any, contexts: Rows, origin: Origin, rows: Chunk, sampler: Sampler, out: "Output", watch: Watch
+        self, memory: Any, contexts: Rows, origin: Origin, rows: range, sampler: Sampler, out: Output, watch: Watch
     ) -> Prefixes:
         """Generate a chunk of rows. Each step computes the distinct prefixes; a row knows the place of its own."""
-        first_row, shared = int(rows[0]), sampler.count > 1
-        place, first = merge(contexts[rows], contexts[rows], rows.new_zeros(len(rows)))
-        state = self.policy.start(select(memory, contexts[rows[first]]))
-        read = torch.full_like(first, self.bos)
-        places = torch.zeros(len(rows), self.max_length, dtype=torch.int64, device=rows.device)
-        prefixes: Prefixes | None = None
-        parents: Tensor | None = None
+        row = torch.arange(rows.start, rows.stop, device=contexts.device)
+        # The rows of a context are consecutive, and start from one place.
+        first_context, shared = rows.start // sampler.count, sampler.count > 1
+        place, size = contexts[row] - first_context, (rows.stop - 1) // sampler.count + 1 - first_context
+        state = self.policy.start(select(memory, first_context + torch.arange(size, device=row.device)))
+        prefixes = Prefixes(rows, torch.zeros(len(rows), self.max_length, dtype=torch.int64, device=row.device))
+        following = GoingOn(None, place, None, torch.full((size,), self.bos, device=row.device), size)
+        counts = [following.prefixes]
+        ended: Tensor | None = None  # if some of the rows may have ended
         checks = Checks(self.head.logits_by_token)
         for t in range(self.max_length):
+            _, place, parents, read, _, continued = following
             outputs, state = self._step(state, read)
-            if prefixes is None:
-                prefixes = Prefixes(range(first_row, first_row + len(rows)), places, States.like(state), [], [])
-            prefixes.states.add(state, len(read), parents)
-            prefixes.sizes.append(len(read))
+            prefixes.add(t, row, place, state, len(read), parents, continued)
             if self.head.keeps_outputs:
                 prefixes.outputs.append(outputs)
-            places[rows - first_row, t] = place
-            index = place if len(read) < len(rows) else None
+            index = place if len(read) < len(row) else None
             greedy = sampler.mode == "greedy"
-            choice = self.head.choose(outputs, origin.keys[rows], torch.full_like(rows, t), greedy, index)
-            watch.see(rows, t, choice, index)
-            checks.add(t, choice.valid, index, rows)
-            going = out.write(rows, t, choice.tokens)
-            if len(going) == 0:
+            choice = self.head.choose(outputs, origin.keys[row], torch.full_like(row, t), greedy, index)
+            watch.see(row, t, choice, index, ended)
+            checks.add(t, choice.valid, index, row, ended)
+            ended = out.write(row, t, choice.tokens, ended)
+            if t + 1 == self.max_length:
                 break
-            if not shared:
-                parents = going if len(going) < len(rows) else None
-                rows, read = rows[going], choice.tokens[going]
-                place = torch.arange(len(rows), device=rows.device)
+            if self._drops(t):
+                following = without_ended(ended, place, len(read), choice.tokens, shared, contexts[row])
+                row, ended = row[following.rows], None
+                if len(row) == 0:
+                    break
             else:
-                rows, tokens, place = rows[going], choice.tokens[going], place[going]
-                after, first = merge(contexts[rows], place, tokens)
-                parents, read, place = place[first], tokens[first], after
-            state = state if parents is None else select(state, parents)
+                following = with_ended(ended, place, len(read), choice.tokens, shared)
+            counts.append(following.prefixes)
+            state = state if following.parents is None else select(state, following.parents)
         checks.report(lambda of: origin.examples[of])
-        assert prefixes is not None
+        prefixes.tokens = _total(counts)
         return prefixes
 
     # --- branches ------------------------------------------------------------------------------------------------
@@ -215,9 +244,10 @@ class Engine:
         self,
         mains: Mains,
         branches: Branches,
+        about: "_About",
         chunk: Chunk,
         keys: OfBranches,
-        out: "Output",
+        out: Output,
         screening: Screening | None,
     ) -> int:
         """Complete a chunk of branches, given in the order of their steps; return the number of tokens generated.
@@ -225,85 +255,86 @@ class Engine:
         ``place`` is a row's place in the state, before ``tokens`` are fed. Rows at one place with one token go on as
         one, as long as they draw the same tokens.
         """
-        generated = 0
-        rows = tokens = place = chunk[:0]
+        counts: list[int | Tensor] = []
+        row = tokens = place = chunk[:0]
+        ended: Tensor | None = None  # if some of the rows may have ended
         state, size = None, 0  # so many places
-        greedy_too = bool(branches.greedy[chunk].any())
-        shared = have_common_starts(mains.prefixes, mains.trajectories, branches, chunk)
-        # The chunk's branches of step t are chunk[starts[t] : starts[t + 1]].
-        starts = torch.searchsorted(
-            branches.step[chunk].contiguous(), torch.arange(self.max_length + 1, device=chunk.device)
-        ).tolist()
+        starts = Starts(mains.prefixes, mains.trajectories, branches, chunk, self.max_length, about.alike)
         checks = Checks(self.head.logits_by_token)
-        for t in range(int(branches.step[chunk[0]]), self.max_length):
-            fresh = chunk[starts[t] : starts[t + 1]]
+        for t in range(starts.first, self.max_length):
+            fresh = starts.rows(t)
             if len(fresh):
-                fresh, origin, count, states = spawn(mains.prefixes, t, fresh, branches.parent, shared)
-                rows, tokens = torch.cat([rows, fresh]), torch.cat([tokens, branches.token[fresh]])
+                fresh, origin, count, states = starts.spawn(t)
+                row, tokens = torch.cat([row, fresh]), torch.cat([tokens, branches.token[fresh]])
                 place, size = torch.cat([place, size + origin]), size + count
                 state = concat([*([] if state is None else [state]), *states])
-            if len(rows) == 0:
-                if starts[t + 1] == len(chunk):
+                if ended is not None:
+                    ended = torch.cat([ended, torch.zeros_like(fresh, dtype=torch.bool)])
+            if len(row) == 0:
+                if t >= starts.last:
                     break
                 continue
-            going = out.write(rows, t, tokens)
-            if len(going) == 0:
-                rows = tokens = place = chunk[:0]
-                state, size = None, 0
+            ended = out.write(row, t, tokens, ended)
+            if t + 1 == self.max_length:
+                break
+            if self._drops(t):
+                following = without_ended(ended, place, size, tokens, starts.shared)
+                row, ended = row[following.rows], None
+            else:
+                following = with_ended(ended, place, size, tokens, starts.shared)
+            place, read, size = following.place, following.read, len(following.read)
+            if size == 0:
+                tokens, state = read, None
                 continue
-            if len(going) < len(rows):
-                rows, tokens, place = rows[going], tokens[going], place[going]
-            read = tokens
-            if shared:
-                codes, meeting = (place * _TOKENS + tokens).unique(return_inverse=True)
-                place, read, state = meeting, codes % _TOKENS, select(state, codes // _TOKENS)
-            elif len(rows) < size:
-                place, state = torch.arange(len(rows), device=rows.device), select(state, place)
-            size = len(read)
-            generated += size
-            index = place if shared else None
-            greedy = branches.greedy[rows] if greedy_too else False
-            drawing = keys[rows], torch.full_like(rows, t + 1), greedy, index
+            state = state if following.parents is None else select(state, following.parents)
+            counts.append(following.prefixes)
+            index = place if starts.shared else None
+            greedy = branches.greedy[row] if about.greedy else False
+            drawing = keys[row], torch.full_like(row, t + 1), greedy, index
             if screening is None:
                 outputs, state = self._step(state, read)
                 tokens, _, valid = self.head.choose(outputs, *drawing)
             else:
                 hidden, read_out, state = self.policy.step_hidden(state, read)  # pyright: ignore[reportAttributeAccessIssue]
                 tokens, valid = screening.choose(hidden, read_out, *drawing)
-            checks.add(t + 1, valid, index, rows)
+            checks.add(t + 1, valid, index, row, ended)
         checks.report(lambda of: mains.trajectories.examples[branches.parent[of]])
-        return generated
+        return _total(counts)
 
-    def _branch_keys(self, parents: Trajectories, branches: Branches, noise: Noise) -> OfBranches:
+    def _branch_keys(self, parents: Trajectories, branches: Branches, about: "_About", noise: Noise) -> OfBranches:
         examples, samples = parents.examples[branches.parent], parents.samples[branches.parent]
         if not self.share_noise:
             return noise.keys(examples, BRANCH, samples, branches.step, branches.token, branches.copy)
-        if not bool(branches.copy.any()):
+        if not about.copies:
             return parents.keys[branches.parent]
         copies = noise.keys(examples, COPY, samples, branches.copy)
         return torch.where(branches.copy == 0, parents.keys[branches.parent], copies)
 
-    def _check(self, parents: Trajectories, branches: Branches) -> None:
-        if not len(branches):
-            return
-        if not bool(((branches.step >= 0) & (branches.step < parents.lengths[branches.parent])).all()):
+    def _look_at(self, parents: Trajectories, branches: Branches) -> "_About":
+        """What has to be known of branches before they are completed; refuse those that cannot be."""
+        outside = (branches.step < 0) | (branches.step >= parents.lengths[branches.parent])
+        partial, copies = branches.token < 0, branches.copy > 0
+        facts = torch.stack([outside.any(), partial.any(), copies.any(), branches.greedy.any(), parents.samples.any()])
+        misplaced, some_partial, some_copies, some_greedy, several = facts.tolist()
+        if misplaced:
             raise InputError("a branch starts at a step that its main trajectory does not have")
-        if int(branches.token.min()) < 0 and not self.head.keeps_outputs:
+        if some_partial and not self.head.keeps_outputs:
             raise InputError(f"a branch starts with token {int(branches.token.min())}: tokens are counted from 0")
+        return _About(some_partial, some_copies, some_greedy, alike=several or some_copies)
 
     def _finish_tokens(self, mains: Mains, branches: Branches, keys: OfBranches) -> Branches:
         """The branches with their first tokens completed, where those are partial walks down a tree."""
-        token = branches.token.clone()
+        token, step = branches.token.clone(), branches.step
         partial = (token < 0).nonzero().squeeze(1)
-        for prefix in mains.prefixes if len(partial) else ():
-            for t, outputs in enumerate(prefix.outputs):
-                at_step = partial[branches.step[partial] == t]
-                selected, index = places_of(prefix, t, at_step, branches.parent, alone=len(mains.prefixes) == 1)
-                if len(selected):
-                    steps = torch.full_like(selected, t)
-                    token[selected] = self.head.finish(
-                        outputs[index], branches.token[selected], keys[selected], steps, branches.greedy[selected]
-                    )
+        for prefix in mains.prefixes:
+            alone = len(mains.prefixes) == 1
+            selected, place = prefix.places(partial, branches.parent, step[partial], alone)
+            sizes = [0, *map(len, prefix.outputs[:-1])]
+            first = torch.tensor(sizes, device=step.device).cumsum(0)
+            outputs = torch.cat(prefix.outputs)
+            for some, index in zip(selected.split(self.max_rows), place.split(self.max_rows), strict=True):
+                output = outputs[first[step[some]] + index]
+                token[some] = self.head.finish(output, token[some], keys[some], step[some], branches.greedy[some])
         return replace(branches, token=token)
 
     # --- searches ------------------------------------------------------------------------------------------------
@@ -345,12 +376,13 @@ class Engine:
 
     # --- common --------------------------------------------------------------------------------------------------
 
-    def _chunks(self, rows: int, device: torch.device) -> Sequence[Chunk]:
-        return torch.arange(rows, device=device).split(self.max_rows) if rows else ()
+    def _drops(self, t: int) -> bool:
+        """Whether rows that have ended are dropped after step t."""
+        return (t + 1) % self.drop_every == 0
 
     def _step(self, state: Any, tokens: Rows) -> tuple[Float[Tensor, "row width"], Any]:
         """The policy's step, checked for its shape."""
-        outputs, state = self.policy.step(state, tokens)
+        outputs, state = self._policy_step(state, tokens)
         if outputs.ndim != 2 or len(outputs) != len(tokens):
             raise PolicyError(
                 f"policy.step returned logits of shape {list(outputs.shape)} for {len(tokens)} rows; "
@@ -358,6 +390,13 @@ class Engine:
             )
         self.output_width = outputs.shape[1]
         return outputs, state
+
+
+def _total(counts: list[int | Tensor]) -> int:
+    """The sum of some numbers, of which those on a device are waited for once."""
+    known = [count for count in counts if isinstance(count, int)]
+    asked = [count for count in counts if isinstance(count, Tensor)]
+    return sum(known) + (int(torch.stack(asked).sum()) if asked else 0)
 
 
 def score_tolerance(dtype: torch.dtype) -> float:

@@ -10,6 +10,7 @@ from corollout.policies.protocol import check_valid
 from corollout.types import Sequences
 
 Rows = Int64[Tensor, " row"]
+Ended = Bool[Tensor, " row"]
 
 
 class Checks:
@@ -19,7 +20,12 @@ class Checks:
         self._by_row = by_row  # or by output
         self._steps: list[tuple[int, Bool[Tensor, " output"], Rows | None, Rows]] = []
 
-    def add(self, t: int, valid: Bool[Tensor, " output"], index: Rows | None, rows: Rows) -> None:
+    def add(
+        self, t: int, valid: Bool[Tensor, " output"], index: Rows | None, rows: Rows, ended: Ended | None = None
+    ) -> None:
+        """The logits of step t; those of rows that have ended do not matter."""
+        if ended is not None:
+            valid, index = (valid if index is None or self._by_row else valid[index]) | ended, None
         self._steps.append((t, valid, index, rows))
 
     def report(self, examples: Callable[[Rows], Rows]) -> None:
@@ -40,11 +46,17 @@ class Output:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
 
-    def write(self, rows: Rows, t: int, tokens: Rows) -> Int64[Tensor, " going"]:
-        """Write token t of some rows; return the positions, among those, of the rows that continue."""
+    def write(self, rows: Rows, t: int, tokens: Rows, ended: Ended | None = None) -> Ended:
+        """Write token t of some rows, but of those that had ended before; return which rows have ended now."""
         ends = tokens == self.eos
-        self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
-        return rows[:0] if t + 1 == self.tokens.shape[1] else (~ends).nonzero().squeeze(1)
+        if ended is None:
+            self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
+            return ends
+        ends = ends | ended
+        self.tokens[rows, t] = torch.where(ended, self.eos, tokens)
+        self.lengths[rows] = torch.where(ended, self.lengths[rows], t + 1)
+        self.finished[rows] = ends
+        return ends
 
     def sequences(self) -> Sequences:
         return Sequences(self.tokens[:, : longest(self.lengths)], self.lengths, self.finished)

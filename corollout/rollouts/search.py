@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.noise import SET, Noise
-from corollout.policies.protocol import Head, check_valid, select
+from corollout.policies.protocol import Head, select
+from corollout.rollouts.output import Checks
 
 Step = Callable[[Any, Int64[Tensor, " row"]], tuple[Tensor, Any]]
 
@@ -53,6 +54,7 @@ def search(
         length=torch.zeros(count, size, dtype=torch.int64, device=device),
         ended=torch.zeros(count, size, dtype=torch.bool, device=device),
     )
+    checks = Checks(by_row=True)
     generated = 0
     for t in range(max_length):
         if len(owner) == 0:
@@ -67,7 +69,7 @@ def search(
             ranks, values, choice, valid = head.perturbed(
                 outputs, log_prob, rank, keys, torch.full_like(owner, t), size
             )
-        check_valid(valid, t, lambda owner=owner: examples[owner])
+        checks.add(t, valid, None, owner)
         width = ranks.shape[1]
         candidates = ranks.new_full((count, size, width), -torch.inf)
         candidates[owner, slot] = ranks
@@ -96,6 +98,7 @@ def search(
         prefix, tokens = done.tokens[owner, slot], token[owner, slot]
         log_prob, rank = chosen[owner, slot], best[owner, slot]
         state = select(state, row[owner, slot])
+    checks.report(lambda of: examples[of])
     return done, generated
 
 

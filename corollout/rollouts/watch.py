@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.policies.protocol import Choice, Head
@@ -20,6 +20,7 @@ from corollout.types import Cells, Sequences
 Reads = Literal["tokens", "greedy", "logits"]
 Look = Callable[[Cells], Any]
 Rows = Int64[Tensor, " row"]
+Ended = Bool[Tensor, " row"]
 
 # Logits that are shown to an estimator at once, and that are kept for scoring.
 _SHOWN = 1 << 22
@@ -39,8 +40,8 @@ class Watch(ABC):
     """Sees the logits of every step."""
 
     @abstractmethod
-    def see(self, rows: Rows, t: int, choice: Choice, index: Rows | None) -> None:
-        """Step t of some rows; ``index`` says which logits belong to each row."""
+    def see(self, rows: Rows, t: int, choice: Choice, index: Rows | None, ended: Ended | None) -> None:
+        """Step t of some rows; ``index`` says which logits belong to each row, ``ended`` which rows do not matter."""
 
     @abstractmethod
     def finish(self, head: Head, sequences: Sequences) -> dict[str, Any]:
@@ -58,10 +59,10 @@ class TreeWatch(Watch):
         self._shape = (len(origin.keys), max_length)
         self._logits: Tensor | None = None
 
-    def see(self, rows: Rows, t: int, choice: Choice, index: Rows | None) -> None:
+    def see(self, rows: Rows, t: int, choice: Choice, index: Rows | None, ended: Ended | None) -> None:
         if self._logits is None:
             self._logits = choice.logits.new_zeros(*self._shape, choice.logits.shape[1])
-        self._logits[rows, t] = choice.logits
+        self._logits[rows, t] = choice.logits if ended is None else torch.where(ended[:, None], 0.0, choice.logits)
 
     def finish(self, head: Head, sequences: Sequences) -> dict[str, Any]:
         rows, steps = sequences.tokens.shape
@@ -82,13 +83,14 @@ class SoftmaxWatch(Watch):
         self._origin, self._reads = origin, reads
         self._log_probs: Tensor | None = None
         self._greedy = torch.zeros(len(origin.keys), max_length, dtype=torch.int64, device=device)
-        self._steps: list[tuple[Rows, int, Rows, Tensor, Rows]] = []  # rows, step, tokens, logits, index
+        # Rows, step, tokens, logits, index, ended
+        self._steps: list[tuple[Rows, int, Rows, Tensor, Rows, Ended | None]] = []
         self._waiting = 0  # logits that have not been shown
         self._notes: list[Any] = []
         self._kept: list[Tensor] | None = []
         self._size = 0
 
-    def see(self, rows: Rows, t: int, choice: Choice, index: Rows | None) -> None:
+    def see(self, rows: Rows, t: int, choice: Choice, index: Rows | None, ended: Ended | None) -> None:
         tokens, logits, _ = choice
         normaliser = logits.logsumexp(1)
         if index is None:
@@ -97,14 +99,17 @@ class SoftmaxWatch(Watch):
             normaliser = normaliser[index]
         if self._log_probs is None:
             self._log_probs = logits.new_zeros(self._greedy.shape)
-        self._log_probs[rows, t] = logits[index, tokens] - normaliser
+        log_probs = logits[index, tokens] - normaliser
+        self._log_probs[rows, t] = log_probs if ended is None else torch.where(ended, 0.0, log_probs)
         if self._reads == "greedy":
-            self._greedy[rows, t] = logits.argmax(1)[index]
+            best = logits.argmax(1)[index]
+            self._greedy[rows, t] = best if ended is None else torch.where(ended, 0, best)
         self._size += logits.numel()
         if self._kept is not None:
-            self._kept = [*self._kept, logits] if self._size <= _KEPT else None
+            # Some of the logits of rows that have ended are of no prefix at all.
+            self._kept = [*self._kept, logits] if self._size <= _KEPT and ended is None else None
         if self._reads == "logits" or callable(self._reads):
-            self._steps.append((rows, t, tokens, logits, index))
+            self._steps.append((rows, t, tokens, logits, index, ended))
             self._waiting += logits.numel()
             if self._waiting > _SHOWN:
                 self._show()
@@ -112,25 +117,26 @@ class SoftmaxWatch(Watch):
     def _show(self) -> None:
         if not callable(self._reads) or self._waiting == 0:
             return
-        rows, steps, tokens, index, first = [], [], [], [], 0
-        for at, t, chosen, logits, place in self._steps:
-            rows.append(at)
-            steps.append(torch.full_like(at, t))
-            tokens.append(chosen)
-            index.append(place + first)
+        parts, some_ended, first = [], [], 0
+        for at, t, chosen, logits, place, ended in self._steps:
+            parts.append(torch.stack([at, torch.full_like(at, t), chosen, place + first]))
+            some_ended.append(torch.zeros_like(at, dtype=torch.bool) if ended is None else ended)
             first += len(logits)
-        row = torch.cat(rows)
+        cells = torch.cat(parts, 1)
+        if any(ended is not None for *_, ended in self._steps):
+            cells = cells[:, ~torch.cat(some_ended)]
+        row, step, token, index = cells
         examples, samples, keys = (part[row] for part in vars(self._origin).values())
-        logits = torch.cat([logits for _, _, _, logits, _ in self._steps])
+        logits = torch.cat([logits for _, _, _, logits, _, _ in self._steps])
         cells = Cells(
             rows=row,
-            steps=torch.cat(steps),
-            tokens=torch.cat(tokens),
+            steps=step,
+            tokens=token,
             examples=examples,
             samples=samples,
             keys=keys,
             logits=logits,
-            index=torch.cat(index),
+            index=index,
             batch=self._origin.examples,
         )
         self._notes.append(self._reads(cells))
@@ -159,8 +165,9 @@ class SoftmaxWatch(Watch):
     def _dense(self, rows: int, steps: int) -> Float[Tensor, "row step vocab"]:
         first = self._steps[0][3]
         dense = first.new_zeros(rows, steps, first.shape[1])
-        for at, t, _, logits, index in self._steps:
-            dense[at, t] = logits[index]
+        for at, t, _, logits, index, ended in self._steps:
+            seen = logits[index]
+            dense[at, t] = seen if ended is None else torch.where(ended[:, None], 0.0, seen)
         return dense
 
     def by_prefix(self) -> Float[Tensor, "prefix vocab"] | None:

@@ -521,7 +521,8 @@ def test_dropout_is_off_and_there_is_no_graph(name: str):
     assert_equal(first_done.sequences, second_done.sequences)
     assert torch.equal(first_beams.trajectories.log_probs, second_beams.trajectories.log_probs)
     (prefix,) = first.prefixes
-    states = [prefix.states.at(t, torch.arange(size)) for t, size in enumerate(prefix.sizes)]
+    sizes = (prefix.place.amax(0) + 1).tolist()[: first.trajectories.tokens.shape[1]]
+    states = [prefix.states.at(t, torch.arange(size)) for t, size in enumerate(sizes)]
     states = tensors_in(states)
     assert len(states) > 5
     assert not any(tensor.requires_grad for tensor in [*states, first.trajectories.logits])

@@ -46,7 +46,7 @@ def test_outputs_are_kept_and_decisions_are_those_of_the_tokens():
         assert torch.equal(decisions.bits, expected.bits)
         assert torch.equal(decisions.other, expected.other)
         for prefix in mains.prefixes:
-            assert list(map(len, prefix.outputs)) == prefix.sizes
+            assert sum(map(len, prefix.outputs)) == prefix.tokens
     _, of_softmax = sampled(Problem.make(vocab=4, length=3), Sampler())
     assert all(prefix.outputs == [] for prefix in of_softmax.prefixes)
 

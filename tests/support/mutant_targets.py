@@ -174,7 +174,11 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ("plans.SetPlan._baselines", "reward = torch.where(valid", "0.0 -> 1.0"): "in a context that is left out",
     ("plans.rows_by_context", "table = torch.full(", "1 -> 2"): "any negative number means none",
     ("sets.set_weights", "numbers =", "2 -> 3"): _CHUNKS,
-    ("sets.set_weights", "numbers =", "log_probs.shape[1] ** 2 * len(_grid()) -> log_probs.shape[1] ** 2"): _CHUNKS,
+    (
+        "sets.set_weights",
+        "numbers =",
+        "log_probs.shape[1] ** 2 * len(_grid(log_probs.device)) -> log_probs.shape[1] ** 2",
+    ): _CHUNKS,
     ("sets.set_weights", "parts =", "1 -> 2"): _CHUNKS,
     ("sets._chunk_weights", "factor = torch.where(", "0.0 -> 1.0"): "a factor that all integrals have in common",
     ("sets._log_one_minus_exp_minus_exp", "y = -x.clamp(", "700.0 -> 701.0"): _ROUNDING,

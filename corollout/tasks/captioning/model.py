@@ -124,7 +124,8 @@ class CaptionPolicy(nn.Module):
     def _advance(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row hidden"], State]:
         if torch.is_grad_enabled():
             raise RuntimeError("CaptionPolicy.step has no gradient: call it in torch.no_grad(), or use score")
-        words, index = tokens.unique(return_inverse=True)
+        # A word that is in several rows is projected once; but how many words there are, a device had to be asked.
+        words, index = tokens.unique(return_inverse=True) if tokens.device.type == "cpu" else (tokens, None)
         h, c = lstm_step([Input(self._projected(embedding(words, self.embedding)), index)], self.recurrent, *state)
         return h, (h, c)
 
