@@ -1,7 +1,7 @@
 """The data types that the parts of the package exchange: named tensors and nothing else."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -32,6 +32,14 @@ class Sequences:
         """Lists of token ids without the end token, as reward functions take them."""
         counts = (self.lengths - self.finished.long()).tolist()
         return [row[:n] for row, n in zip(self.tokens.tolist(), counts, strict=True)]
+
+
+class Decoded(NamedTuple):
+    """A sequence without its end token, and its log-probability, that of the end token included."""
+
+    tokens: list[int]
+    log_probability: float
+    finished: bool = True  # False if it was cut at the maximal length
 
 
 @dataclass(frozen=True)

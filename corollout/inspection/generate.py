@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from corollout.config import argument, option, switch
 from corollout.data import Columns
 from corollout.errors import InputError
-from corollout.rollouts.decoding import Decoded, decode_scored
+from corollout.rollouts.decoding import decode_scored
 from corollout.tasks.views import ExampleView
 from corollout.training.run_weights import WEIGHTS_HELP, open_run
-from corollout.types import Sampler
+from corollout.types import Decoded, Sampler
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,11 @@
 """Decode a whole data set, in batches."""
 
-from typing import NamedTuple
-
 import torch
 
 from corollout.data import Columns
 from corollout.noise import Noise
 from corollout.rollouts import Engine
-from corollout.types import Sampler
-
-
-class Decoded(NamedTuple):
-    """A sequence without its end token, and its log-probability, that of the end token included."""
-
-    tokens: list[int]
-    log_probability: float
-    finished: bool = True  # False if it was cut at the maximal length
+from corollout.types import Decoded, Sampler
 
 
 def decode(

@@ -5,8 +5,9 @@ from its parent's state at its step, and all branches advance together in time, 
 serves the branches that are under way and those that start there. A row that has ended is dropped at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,7 +23,7 @@ from corollout.rollouts.output import Checks, Output, longest
 from corollout.rollouts.prefixes import Prefixes, Starts
 from corollout.rollouts.search import Slots, search
 from corollout.rollouts.watch import Look, Origin, Reads, SoftmaxWatch, TreeWatch, Watch
-from corollout.types import Branches, Sampler, Sequences, Trajectories, full_precision
+from corollout.types import Branches, Decoded, Sampler, Sequences, Trajectories, full_precision
 
 # Integers for each context, main trajectory, branch, or row of a chunk of those
 Contexts = Int64[Tensor, " context"]
@@ -98,6 +99,38 @@ class Engine:
         self.drop_every = drop_every
         self._policy_step = policy.step if compile_step is None else compiled_step(policy, compile_step)
         self.output_width: int | None = None  # of the policy's outputs, once it has put out something
+        self.prompts: Int64[Tensor, "context token"] | None = None  # that sequences begin with, if there are any
+
+    def generate(
+        self,
+        context: Any,
+        *,
+        mode: Literal["sample", "greedy", "beam", "set"] = "sample",
+        count: int = 1,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        prompts: Sequence[Sequence[int]] | None = None,
+        max_length: int | None = None,
+        batch_size: int = 256,
+    ) -> list[list[Decoded]]:
+        """Sequences for each of some contexts: a tensor with a row for each, or a nest of such tensors.
+
+        There are ``count`` for each: samples, the best of a beam, or a set without replacement, best first; or the
+        greedy one. A sequence comes without its end token, with its log-probability, and whether it has ended.
+        ``temperature``, ``top_k`` and ``top_p`` change the distribution that samples and sets are drawn from (their
+        log-probabilities are by that distribution). ``prompts`` are tokens that each context's sequences begin with;
+        they may differ in length, and are not repeated in the results. ``max_length`` counts new tokens.
+
+        The same seed gives the same sequences, whatever else is in the batch.
+        """
+        from corollout.rollouts.generation import generate  # which knows the engine
+
+        return generate(
+            self, context, mode=mode, count=count, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p,
+            prompts=prompts, max_length=max_length, batch_size=batch_size,
+        )  # fmt: skip
 
     @torch.no_grad()
     def decode(self, context: Any, examples: Contexts, sampler: Sampler, noise: Noise) -> Mains:
@@ -205,9 +238,9 @@ class Engine:
         # The rows of a context are consecutive, and start from one place.
         first_context, shared = rows.start // sampler.count, sampler.count > 1
         place, size = contexts[row] - first_context, (rows.stop - 1) // sampler.count + 1 - first_context
-        state = self.policy.start(select(memory, first_context + torch.arange(size, device=row.device)))
+        state, read = self._start(memory, first_context + torch.arange(size, device=row.device))
         prefixes = Prefixes(rows, torch.zeros(len(rows), self.max_length, dtype=torch.int64, device=row.device))
-        following = GoingOn(None, place, None, torch.full((size,), self.bos, device=row.device), size)
+        following = GoingOn(None, place, None, read, size)
         counts = [following.prefixes]
         ended: Tensor | None = None  # if some of the rows may have ended
         checks = Checks(self.head.logits_by_token)
@@ -345,10 +378,9 @@ class Engine:
         parts = [
             search(
                 self.head,
-                self.policy.start(select(memory, chunk)),
+                *self._start(memory, chunk),
                 self._step,
                 examples[chunk],
-                bos=self.bos,
                 eos=self.eos,
                 max_length=self.max_length,
                 size=size,
@@ -375,6 +407,15 @@ class Engine:
         return Mains(trajectories, [], sum(generated for _, generated in parts))
 
     # --- common --------------------------------------------------------------------------------------------------
+
+    def _start(self, memory: Any, contexts: Contexts) -> tuple[Any, Contexts]:
+        """The states of some contexts before their first tokens, and what is read first."""
+        state = self.policy.start(select(memory, contexts))
+        read = torch.full_like(contexts, self.bos)
+        for token in () if self.prompts is None else self.prompts[contexts].unbind(1):
+            _, state = self._step(state, read)
+            read = token
+        return state, read
 
     def _drops(self, t: int) -> bool:
         """Whether rows that have ended are dropped after step t."""

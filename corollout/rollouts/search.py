@@ -27,16 +27,16 @@ Step = Callable[[Any, Int64[Tensor, " row"]], tuple[Tensor, Any]]
 def search(
     head: Head,
     start: Any,
+    read: Int64[Tensor, " context"],
     step: Step,
     examples: Int64[Tensor, " context"],
     *,
-    bos: int,
     eos: int,
     max_length: int,
     size: int,
     noise: Noise | None,
 ) -> "tuple[Slots, int]":
-    """Beam search from the contexts' states, or sampling without replacement if there is noise.
+    """Beam search from the contexts' states and first tokens to read, or, with noise, sampling without replacement.
 
     Returns the sequences and how many tokens the policy computed.
     """
@@ -44,7 +44,7 @@ def search(
     state = start
     owner = torch.arange(count, device=device)  # the context of each row under way, ascending
     slot = torch.zeros_like(owner)  # its number among its context's
-    tokens = torch.full_like(owner, bos)
+    tokens = read
     prefix = torch.full((count, max_length), eos, device=device)
     log_prob = rank = torch.zeros(count, dtype=torch.float64, device=device)
     done = Slots(

@@ -17,8 +17,7 @@ from torch import Tensor
 from corollout.data import Columns, Split
 from corollout.errors import InputError
 from corollout.rewards import Reward
-from corollout.rollouts.decoding import Decoded
-from corollout.types import Sampler
+from corollout.types import Decoded, Sampler
 
 
 class ExampleView:

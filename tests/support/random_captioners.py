@@ -5,10 +5,9 @@ import torch
 
 from corollout.noise import Noise
 from corollout.rollouts import Engine
-from corollout.rollouts.decoding import Decoded
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.trees import Tree, balanced_tree, huffman_tree
-from corollout.types import Sampler
+from corollout.types import Decoded, Sampler
 
 VOCAB, WIDTH, EMBEDDING, HIDDEN, LONGEST = 120, 10, 12, 24, 9
 WORDS = ("<end>", *(f"w{number}" for number in range(1, VOCAB - 1)), "<unk>")

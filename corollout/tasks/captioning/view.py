@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from corollout.data import Split
-from corollout.rollouts.decoding import Decoded
 from corollout.tasks.captioning.dataset import ImageSplit
 from corollout.tasks.captioning.networks import read_image
 from corollout.tasks.captioning.vocabulary import END_WORD, UNKNOWN_WORD
 from corollout.tasks.views import ExampleView
-from corollout.types import Sampler
+from corollout.types import Decoded, Sampler
 
 _LARGEST = 560  # pixels of a photo's longer side on a page
 _TINY = 128  # pixels up to which a picture is enlarged, and stored without loss

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from corollout.data import Split
-from corollout.rollouts.decoding import Decoded
 from corollout.tasks.karel.grids import unpack
 from corollout.tasks.karel.language import TOKENS, KarelSyntaxError, parse, token_kind
 from corollout.tasks.karel.machine import STATUS, Programs, execute
@@ -20,7 +19,7 @@ from corollout.tasks.karel.metrics import judge_lists
 from corollout.tasks.karel.show import CSS, TOKEN_STYLES, program_text, titled, world_svg
 from corollout.tasks.karel.world import World, same_state
 from corollout.tasks.views import ExampleView
-from corollout.types import Sampler
+from corollout.types import Decoded, Sampler
 
 _WHEN = ("before", "after")
 NBSP = "\N{NO-BREAK SPACE}"

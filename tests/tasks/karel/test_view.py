@@ -5,11 +5,10 @@ from rich.console import Console, RenderableType
 
 from corollout.data import Split
 from corollout.errors import InputError
-from corollout.rollouts.decoding import Decoded
 from corollout.tasks.karel.language import decode, encode, parse, pretty, tokenize
 from corollout.tasks.karel.view import KarelView
 from corollout.training.run_weights import open_run
-from corollout.types import Sampler
+from corollout.types import Decoded, Sampler
 from tests.support.small_karel import small_run, verdict
 
 CRASH = "DEF run m( REPEAT R=19 r( move r) m)"
