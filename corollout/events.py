@@ -27,6 +27,15 @@ class Event:
 Callback = Callable[[Event], None]
 
 
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The entries of a record that are numbers, but for the update, which says when they were measured."""
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "update"
+    }
+
+
 def ignore(event: Event) -> None:
     """The callback that does nothing."""
 

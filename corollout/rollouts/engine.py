@@ -97,7 +97,7 @@ class Engine:
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
         self.drop_every = drop_every
-        self._policy_step = policy.step if compile_step is None else compiled_step(policy, compile_step)
+        self._compiled_step = None if compile_step is None else compiled_step(policy, compile_step)
         self.output_width: int | None = None  # of the policy's outputs, once it has put out something
         self.prompts: Int64[Tensor, "context token"] | None = None  # that sequences begin with, if there are any
 
@@ -423,7 +423,7 @@ class Engine:
 
     def _step(self, state: Any, tokens: Rows) -> tuple[Float[Tensor, "row width"], Any]:
         """The policy's step, checked for its shape."""
-        outputs, state = self._policy_step(state, tokens)
+        outputs, state = (self._compiled_step or self.policy.step)(state, tokens)
         if outputs.ndim != 2 or len(outputs) != len(tokens):
             raise PolicyError(
                 f"policy.step returned logits of shape {list(outputs.shape)} for {len(tokens)} rows; "

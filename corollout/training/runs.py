@@ -5,12 +5,10 @@
 resumed; what it recorded after its last checkpoint is then dropped, because it will be recorded again.
 """
 
-import importlib
 import json
 import math
 import os
 import reprlib
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import IO, Any
 
 from corollout.config import read_toml, toml_text
 from corollout.errors import InputError
-from corollout.events import Callback, ignore, warning
+from corollout.event_file import EventFile
+from corollout.events import Callback, ignore, numbers_of, warning
 from corollout.files import append, check_entries, os_errors, read_bytes, read_json, write_file, write_json
 from corollout.folders import FolderLock, is_empty, settle_folder, staged
 from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
@@ -36,7 +35,7 @@ class Run:
         self.directory, self.config = directory, config
         self._lock = lock
         self._metrics: IO[bytes] | None = None
-        self._events: _EventFile | None = None
+        self._events: EventFile | None = None
         self._purge_step: int | None = None
 
     @classmethod
@@ -109,12 +108,8 @@ class Run:
             append(metrics, line.encode())
             update = record.get("update")
             if isinstance(update, int):
-                numbers = {
-                    f"{kind}/{name}": float(value)
-                    for name, value in entries.items()
-                    if isinstance(value, int | float) and not isinstance(value, bool) and name != "update"
-                }
-                self._events = self._events or _EventFile(self.directory / "events", self._purge_step)
+                numbers = {f"{kind}/{name}": value for name, value in numbers_of(entries).items()}
+                self._events = self._events or EventFile(self.directory / "events", self._purge_step)
                 self._events.scalars(update, numbers)
 
     def measurements(self) -> list[dict[str, Any]]:
@@ -216,35 +211,6 @@ class Run:
                 # A sudden stop may leave a last line without an end.
                 self._metrics.truncate((self.directory / "metrics.jsonl").read_bytes().rfind(b"\n") + 1)
         return self._metrics
-
-
-class _EventFile:
-    """A file of TensorBoard events, written immediately and without a thread, so that a kill loses nothing."""
-
-    def __init__(self, folder: Path, purge_step: int | None):
-        # Imported here: readers do not need it. Its classes are generated at run time, invisible to a type checker.
-        writer: Any = importlib.import_module("tensorboardX.event_file_writer")
-        self._event: Any = importlib.import_module("tensorboardX.proto.event_pb2")
-        self._summary: Any = importlib.import_module("tensorboardX.proto.summary_pb2").Summary
-        folder.mkdir(exist_ok=True)
-        # Names contain seconds: the number keeps a quick restart from overwriting the previous file.
-        number = len(list(folder.iterdir()))
-        self._writer: Any = writer.EventsWriter(str(folder / "events"), f".{number:04d}")
-        if purge_step is not None:
-            # TensorBoard then hides what earlier files have for this step and later ones.
-            start = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._write(step=purge_step, session_log=start)
-
-    def scalars(self, step: int, numbers: dict[str, float]) -> None:
-        entries = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
-        self._write(step=step, summary=self._summary(value=entries))
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _write(self, **entries: Any) -> None:
-        self._writer.write_event(self._event.Event(wall_time=time.time(), **entries))
-        self._writer.flush()
 
 
 def require_no_run(directory: Path) -> None:

@@ -2,21 +2,19 @@
 
 import multiprocessing
 import os
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tensorboardX.proto import event_pb2
 
 from corollout.errors import InputError
 from corollout.events import Event
 from corollout.training.checkpoints import State
 from corollout.training.runs import Run
+from tests.support.event_files import read_events, read_scalars
 
 CONFIG = {"seed": 3, "rate": 0.1, "names": ["a", "b"], "model": {"hidden": 8, "deep": {"on": True}}}
 
@@ -30,22 +28,6 @@ def load(run: Run) -> tuple[int, State]:
 
 def state_of(number: int) -> State:
     return State({"w": torch.full((3,), float(number))}, {"number": number})
-
-
-def events(run: Path) -> list[Any]:
-    """All events of a run, file by file."""
-    events = []
-    for path in sorted((run / "events").iterdir()):
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            events.append(event_pb2.Event.FromString(data[12 : 12 + length]))  # pyright: ignore[reportAttributeAccessIssue]
-            data = data[16 + length :]
-    return events
-
-
-def scalars(run: Path) -> list[tuple[int, str, float]]:
-    return [(e.step, v.tag, v.simple_value) for e in events(run) for v in e.summary.value]
 
 
 def test_a_run_from_start_to_end(tmp_path: Path):
@@ -71,7 +53,7 @@ def test_a_run_from_start_to_end(tmp_path: Path):
     ]
     assert read.records("remark") == [{"kind": "remark", "text": "no step"}]
     assert read.best == directory / "best.safetensors"
-    assert scalars(directory) == [(1, "update/reward", 0.5)]
+    assert read_scalars(directory / "events") == [(1, "update/reward", 0.5)]
     assert load(read)[1].values == {"number": 1}
     files = {"config.toml", "metrics.jsonl", "events", "checkpoints", "summary.json"}
     assert {path.name for path in directory.iterdir()} == files
@@ -139,9 +121,9 @@ def test_records_after_the_checkpoint_are_dropped(tmp_path: Path):
         load(run)  # again in the middle of a run
         run.log("update", {"update": 5, "reward": 3.0})
     assert [r["update"] for r in run.records("update")] == [1, 2, 3, 4, 5]
-    assert [e.step for e in events(tmp_path) if e.HasField("session_log")] == [5, 5]
+    assert [e.step for e in read_events(tmp_path / "events") if e.HasField("session_log")] == [5, 5]
     rewards = [(5, 2.0), (6, 2.0), (5, 3.0)]
-    assert scalars(tmp_path)[5:] == [(update, "update/reward", reward) for update, reward in rewards]
+    assert read_scalars(tmp_path / "events")[5:] == [(update, "update/reward", reward) for update, reward in rewards]
     # A damaged checkpoint
     (tmp_path / "checkpoints" / "step-00000004" / "tensors.safetensors").unlink()
     warnings: list[Event] = []
@@ -158,7 +140,7 @@ def test_a_run_without_a_checkpoint_starts_over(tmp_path: Path):
         assert run.load() is None
         run.log("update", {"update": 1, "reward": 2.0})
     assert [r["reward"] for r in run.records()] == [2.0]
-    assert [e.step for e in events(tmp_path) if e.HasField("session_log")] == [0]
+    assert [e.step for e in read_events(tmp_path / "events") if e.HasField("session_log")] == [0]
 
 
 INCOMPLETE = [b"{", b'{"kind": "update", "upd', b'{"kind": "update", "update": 2}', b"\xc3", b"\0" * 50]
@@ -205,6 +187,7 @@ def test_damaged_metrics_and_summaries(tmp_path: Path):
 HOLDER = """
 import sys, time
 from corollout.training.runs import Run
+from tests.support.event_files import read_events, read_scalars
 run = Run.create(sys.argv[1], {}) if sys.argv[2] == "create" else Run.open(sys.argv[1], resume=True)
 print("ready", flush=True)
 time.sleep(60)
@@ -262,6 +245,9 @@ import sys, torch
 from pathlib import Path
 from corollout.training.checkpoints import State
 from corollout.training.runs import Run
+from tests.support.event_files import read_events, read_scalars
+from tests.support.event_files import read_events, read_scalars
+from tests.support.event_files import read_events, read_scalars
 path = Path(sys.argv[1])
 run = Run.open(path, resume=True) if (path / "config.toml").exists() else Run.create(path, {"a": 1})
 checkpoint = run.load(lambda event: sys.exit(str(event)))
