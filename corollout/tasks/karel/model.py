@@ -10,7 +10,9 @@ With the grammar, tokens that are not allowed have the logit −inf, in ``step``
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import no_type_check
 
+import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -32,10 +34,19 @@ State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], GrammarState | Non
 
 def pictures(grids: Grids) -> np.ndarray:
     """Worlds with a byte for each cell: markers + 11 · (direction + 1 if the hero is on it), or a code."""
-    shown = np.where(grids.cells < FIRST_BLOCKED, np.minimum(grids.cells, MOST_SHOWN), grids.cells)
-    flat, hero = shown.reshape(-1, grids.side**2), grids.hero.reshape(-1, 2).astype(np.int64)
-    flat[np.arange(len(flat)), hero[:, 0]] += ((MOST_SHOWN + 1) * (1 + hero[:, 1])).astype(np.uint8)
-    return flat.reshape(shown.shape)
+    out = grids.cells.reshape(-1, grids.side**2).copy()
+    _draw(out, np.ascontiguousarray(grids.hero).reshape(-1, 2))
+    return out.reshape(grids.cells.shape)
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _draw(cells, hero):
+    for world in range(len(cells)):
+        for i in range(cells.shape[1]):
+            if MOST_SHOWN < cells[world, i] < FIRST_BLOCKED:
+                cells[world, i] = MOST_SHOWN
+        cells[world, hero[world, 0]] += (MOST_SHOWN + 1) * (1 + hero[world, 1])
 
 
 def _channels_of_codes() -> Tensor:
