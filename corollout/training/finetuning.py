@@ -234,8 +234,8 @@ class Trainer(BaseTrainer[Metrics]):
         sample = estimate(self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0)
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
-        gradient = self._sketch()
-        norm = self.clip_gradients()
+        gradient, norm = self._sketch.with_norm()
+        self.clip_to_norm(norm)
         self.step_optimizer()
         self.estimator = sample.updated(self.estimator)
         self.count_update(started)
@@ -300,7 +300,8 @@ class Trainer(BaseTrainer[Metrics]):
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.cost = Cost(**state.values["cost"])
         self.variance.load(state.values["count"], tensors.get("mean"), tensors.get("square"))
-        if self.variance.mean is not None and len(self.variance.mean) != self._sketch.size:
+        mean, square = self.variance.mean, self.variance.square
+        if mean is not None and (len(mean) != self._sketch.size or (square is not None and square.dim() > 0)):
             self.variance.load(0, None, None)
             self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):
@@ -314,10 +315,12 @@ _ESTIMATOR = "estimator/"  # prefix of an adaptive estimator's tensors in a stat
 
 def rollouts_by_step(sample: Estimate) -> list[float]:
     """Branches that depart at each step, per main trajectory that reaches it."""
-    lengths = sample.trajectories.lengths
+    lengths, departures = sample.trajectories.lengths, sample.plan.branches.step
     steps = int(lengths.max()) if len(lengths) else 0
+    if len(departures) == 0:
+        return [0.0] * steps
     reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
-    departing = torch.bincount(sample.plan.branches.step, minlength=steps)
+    departing = torch.bincount(departures, minlength=steps)
     return [round(mean, 4) for mean in (departing[:steps] / reaching).tolist()]
 
 
