@@ -67,6 +67,7 @@ class BaseTrainer(Generic[Metrics]):
         self.now: Callable[[], float] = wall_time if clock == "wall" else cpu_time
         self._updates_in_epoch = 0
         self._batches: Iterator[Batch] | None = None
+        self._optimizer_divides = divides_gradients(optimizer)
         self._divisor: Tensor | None = None  # of the gradients, in the next step of the optimizer
 
     def step(self) -> Metrics:
@@ -102,7 +103,7 @@ class BaseTrainer(Generic[Metrics]):
         divisor = 1.0 if self.max_grad_norm is None else (norm + 1e-6) / self.max_grad_norm  # as PyTorch does it
         if divisor <= 1:
             return
-        if divides_gradients(self.optimizer):
+        if self._optimizer_divides:
             self._divisor = torch.tensor(divisor)
             return
         for p in self.parameters:

@@ -70,22 +70,18 @@ class GradientSketch:
             if gradient is not None:
                 known.append(number)
                 gradients.append(gradient if order is None else gradient.permute(order))
-        folded = torch.zeros(2 * self.width, dtype=self._dtype, device=self._device)
         if can_loop(gradients):
             at, sizes, like, _kept = addresses(gradients)
             signs, offsets, flips = (part.numpy() for part in (self._signs, self._offsets, self._flips))
-            norm = math.sqrt(_fold(at, sizes, like, self._first[known], signs, offsets, flips, folded.numpy()))
-        else:
-            norm = total_norm(gradients)
-            for number, gradient in zip(known, gradients, strict=True):
-                self._add(folded, gradient, int(self._first[number]))
-        return folded[: self.width] + folded[self.width :], norm
-
-    def _add(self, folded: Float[Tensor, " twice_sketch"], gradient: Tensor, first: int) -> None:
-        """Add a gradient whose first block has this number."""
-        for block, piece in enumerate(gradient.reshape(-1).split(self.width), first):
-            place = folded[int(self._offsets[block]) :][: len(piece)]
-            place.addcmul_(piece.to(self._dtype), self._signs[: len(piece)], value=float(self._flips[block]))
+            sketch = torch.zeros(self.width, dtype=self._dtype)
+            square = _fold(at, sizes, like, self._first[known], signs, offsets, flips, sketch.numpy())
+            return sketch, math.sqrt(square)
+        folded = torch.zeros(2 * self.width, dtype=self._dtype, device=self._device)
+        for number, gradient in zip(known, gradients, strict=True):
+            for block, piece in enumerate(gradient.reshape(-1).split(self.width), int(self._first[number])):
+                place = folded[int(self._offsets[block]) :][: len(piece)]
+                place.addcmul_(piece.to(self._dtype), self._signs[: len(piece)], value=float(self._flips[block]))
+        return folded[: self.width] + folded[self.width :], total_norm(gradients)
 
 
 # Numbers that a loop reads twice, the second time from the cache.
@@ -94,8 +90,8 @@ _PIECE = 1 << 12
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def _fold(at, sizes, like, first, signs, offsets, flips, folded):
-    """Add gradients to a sketch as ``GradientSketch._add`` does; return the sum of their squares.
+def _fold(at, sizes, like, first, signs, offsets, flips, sketch):
+    """Add gradients, of which the first blocks are given, to a sketch; return the sum of their squares.
 
     Squares come first: that loop only reads, and nothing fetches numbers from memory faster. Where they are zero, as
     in the embeddings of words that did not occur, there is nothing to add.
@@ -110,11 +106,19 @@ def _fold(at, sizes, like, first, signs, offsets, flips, folded):
             total += square
             if square == 0:
                 continue
-            block = first[k] + start // width
-            place, sign, flip = folded[offsets[block] + start % width :], signs[start % width :], flips[block]
-            for i in range(len(piece)):
-                place[i] += flip * sign[i] * piece[i]
+            block, sign = first[k] + start // width, signs[start % width :]
+            place = (offsets[block] + start) % width
+            before = min(len(piece), width - place)  # the end of the sketch, where the rest begins anew
+            _add(sketch[place:], piece[:before], sign, flips[block])
+            _add(sketch, piece[before:], sign[before:], flips[block])
     return total
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _add(sketch, piece, signs, flip):
+    for i in range(len(piece)):
+        sketch[i] += flip * signs[i] * piece[i]
 
 
 def _random(index: Tensor, label: int, below: int) -> Tensor:
@@ -150,11 +154,31 @@ class RunningVariance:
 
     def add(self, gradient: Gradient) -> float:
         """Add a gradient; return the variance so far (0 after the first)."""
-        gradient = gradient.double()  # in which squares do not overflow
         if self.mean is None or self.square is None:
-            self.mean, self.square = torch.zeros_like(gradient), gradient.new_zeros(())
-        self.mean.lerp_(gradient, 1 - self.decay)
-        self.square.lerp_(gradient.dot(gradient), 1 - self.decay)
+            self.mean = torch.zeros_like(gradient, dtype=torch.float64)
+            self.square = self.mean.new_zeros(())
+        weight = 1 - self.decay
+        if can_loop([gradient]):
+            square, of_mean = _average(self.mean.numpy(), gradient.numpy(), weight)
+        else:
+            gradient = gradient.double()  # in which squares do not overflow
+            self.mean.lerp_(gradient, weight)
+            square, of_mean = float(gradient.dot(gradient)), float(self.mean.dot(self.mean))
+        self.square += weight * (square - self.square)
         self.count += 1
         correction = 1 - self.decay**self.count
-        return max(0.0, float(self.square / correction - self.mean.dot(self.mean) / correction**2))
+        return max(0.0, float(self.square) / correction - of_mean / correction**2)
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _average(mean, gradient, weight):
+    """Move the mean towards a gradient; return the squared norms of the gradient and of the new mean."""
+    square, of_mean = 0.0, 0.0
+    for i in range(len(mean)):
+        number = np.float64(gradient[i])
+        moved = mean[i] + weight * (number - mean[i])
+        mean[i] = moved
+        square += number * number
+        of_mean += moved * moved
+    return square, of_mean
