@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Int64
@@ -128,8 +128,13 @@ class _First:
         return self._column.gather(index)
 
 
+def _is_gathered(column: Any) -> TypeGuard[Gathered]:
+    # An isinstance with the protocol would take longer than the rest of a batch.
+    return hasattr(column, "gather") and not isinstance(column, Tensor)
+
+
 def _first(column: Any, count: int) -> Any:
-    if isinstance(column, Gathered) and not isinstance(column, Tensor):
+    if _is_gathered(column):
         return _First(column, count)
     return column[:count]
 
@@ -137,7 +142,7 @@ def _first(column: Any, count: int) -> Any:
 def _part(column: Any, index: Index, device: Device) -> Any:
     if isinstance(column, Tensor):
         return column[index].to(device)
-    if isinstance(column, Gathered):
+    if _is_gathered(column):
         return column.gather(index).to(device)
     return [column[i] for i in index.tolist()]
 
@@ -146,7 +151,7 @@ def _bytes(name: str, column: Any) -> Iterator[bytes]:
     yield json.dumps([name, len(column)]).encode()
     if isinstance(column, Tensor):
         parts: Iterable[Tensor] = [column]
-    elif isinstance(column, Gathered):
+    elif _is_gathered(column):
         parts = (column.gather(index) for index in torch.arange(len(column)).split(1024))
     else:
         with suppress(TypeError, ValueError):

@@ -159,19 +159,19 @@ def evaluation_mode(policy: Any) -> Generator[None, None, None]:
     """
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
     recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
-    modes = [module.training for module in modules]
-    dropouts = [module.dropout for module in recurrent]
-    for module in modules:
-        module.training = module in recurrent
+    changed = [module for module in modules if module.training and module not in recurrent]
+    modes = [(module, module.training, module.dropout) for module in recurrent]
+    for module in changed:
+        module.training = False
     for module in recurrent:
-        module.dropout = 0.0
+        module.training, module.dropout = True, 0.0
     try:
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-        for module, dropout in zip(recurrent, dropouts, strict=True):
-            module.dropout = dropout
+        for module in changed:
+            module.training = True
+        for module, mode, dropout in modes:
+            module.training, module.dropout = mode, dropout
 
 
 # For each row

@@ -35,7 +35,7 @@ from corollout.row_threads import by_rows
 
 # With fewer weights, or fewer rows in all, the preparation is not worth it.
 LEAST_WEIGHTS = 1 << 19
-LEAST_ROWS = 64
+LEAST_ROWS = 32
 
 _TINY = 2.0**-60
 _HALF_ULP = 2.0**-8  # of bfloat16, relative

@@ -16,6 +16,8 @@ from corollout.events import Callback, ignore
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
+from corollout.training.norms import total_norm
+from corollout.training.optimizers import divides_gradients
 
 Clock = Literal["wall", "cpu"]
 Unit = Literal["updates", "epochs", "tokens", "seconds"]
@@ -65,6 +67,8 @@ class BaseTrainer(Generic[Metrics]):
         self.now: Callable[[], float] = wall_time if clock == "wall" else cpu_time
         self._updates_in_epoch = 0
         self._batches: Iterator[Batch] | None = None
+        self._optimizer_divides = divides_gradients(optimizer)
+        self._divisor: Tensor | None = None  # of the gradients, in the next step of the optimizer
 
     def step(self) -> Metrics:
         """Make one update."""
@@ -83,15 +87,28 @@ class BaseTrainer(Generic[Metrics]):
 
     def clip_gradients(self) -> float:
         """Scale the gradients down to ``max_grad_norm``; return their norm before."""
-        norm = total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if not norm.isfinite():
+        norm = total_norm(p.grad for p in self.parameters if p.grad is not None)
+        self.clip_to_norm(norm)
+        return norm
+
+    def clip_to_norm(self, norm: float) -> None:
+        """Scale the gradients down to ``max_grad_norm``, given their norm: at once, or in the step of an optimizer that
+        can.
+        """
+        if not math.isfinite(norm):
             raise PolicyError(
                 f"the gradient of update {self.updates + 1} is not finite; the parameters were left as they were "
                 f"(a smaller learning rate or smaller rewards may help, in half precision also another data type)"
             )
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
-        return norm.item()
+        divisor = 1.0 if self.max_grad_norm is None else (norm + 1e-6) / self.max_grad_norm  # as PyTorch does it
+        if divisor <= 1:
+            return
+        if self._optimizer_divides:
+            self._divisor = torch.tensor(divisor)
+            return
+        for p in self.parameters:
+            if p.grad is not None:
+                p.grad.div_(divisor)
 
     def step_optimizer(self) -> None:
         """Change the parameters by their gradients; all of them must stay finite."""
@@ -99,8 +116,15 @@ class BaseTrainer(Generic[Metrics]):
             # Fused optimisers go through memory as it lies, and do not check that gradients lie as their parameters do.
             if p.grad is not None and p.grad.stride() != p.stride():
                 p.grad = torch.empty_like(p).copy_(p.grad)
-        self.optimizer.step()
-        if not total_norm([p.detach() for p in self.parameters]).isfinite():
+        if self._divisor is not None:
+            self.optimizer.grad_scale = self._divisor  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            self.optimizer.step()
+        finally:
+            if self._divisor is not None:
+                del self.optimizer.grad_scale  # pyright: ignore[reportAttributeAccessIssue]
+            self._divisor = None
+        if not math.isfinite(total_norm(self.parameters)):
             raise PolicyError(
                 f"after update {self.updates + 1} some weights are infinite or NaN; no checkpoint of them was "
                 f"written, so that the run can be resumed from the last one (a smaller learning rate may help, in half "
@@ -203,25 +227,6 @@ def _require_eps(optimizer: torch.optim.Optimizer) -> None:
                     f"the optimizer's eps = {eps:g} is zero in {dtype}, and would make weights NaN: give it eps=1e-4, "
                     f"or use weights in torch.bfloat16 or torch.float32"
                 )
-
-
-# Smaller numbers than 2⁻⁷⁵ have squares that are zero in single precision. All of them together, in a model of 10¹²
-# parameters, are less than a millionth of this norm.
-_PRECISE_NORM = 1e-10
-
-
-def total_norm(tensors: list[Tensor]) -> Float[Tensor, ""]:
-    """The norm of all numbers in some tensors: finite if all of them are, below 10¹⁵⁰ in double precision, else not.
-
-    One pass in the tensors' own precision, which is off by some 10⁻⁵ for millions of numbers. Where squares might over-
-    or underflow in it, and in half precision, another pass in double precision follows.
-    """
-    if all(t.dtype in (torch.float32, torch.float64) for t in tensors) and tensors:
-        norm = nn.utils.get_total_norm(tensors).double()
-        if _PRECISE_NORM < float(norm) < math.inf:
-            return norm
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tensors]
-    return torch.stack(norms).norm() if norms else torch.zeros((), dtype=torch.float64)
 
 
 Gradient = Float[Tensor, " parameter"]

@@ -4,6 +4,7 @@
 batch, estimate, backward, clip, step, metrics.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -62,7 +63,8 @@ class Estimate:
     @property
     def mean_reward(self) -> float:
         """The mean reward of the main trajectories."""
-        return float(self.rewards[: len(self.trajectories.tokens)].nanmean())
+        known = [reward for reward in self.rewards[: len(self.trajectories.tokens)].tolist() if not math.isnan(reward)]
+        return math.fsum(known) / len(known) if known else math.nan
 
     @property
     def logits(self) -> Float[Tensor, "row step vocab"]:
@@ -234,8 +236,8 @@ class Trainer(BaseTrainer[Metrics]):
         sample = estimate(self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0)
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
-        gradient = self._sketch()
-        norm = self.clip_gradients()
+        gradient, norm = self._sketch.with_norm()
+        self.clip_to_norm(norm)
         self.step_optimizer()
         self.estimator = sample.updated(self.estimator)
         self.count_update(started)
@@ -252,7 +254,7 @@ class Trainer(BaseTrainer[Metrics]):
             rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
             rollouts_by_step=rollouts_by_step(sample),
             rollouts_by_depth=rollouts_by_depth(sample),
-            mean_length=float(sample.trajectories.lengths.double().mean()),
+            mean_length=sample.cost.main_tokens / len(sample.trajectories.lengths),
             tokens=self.tokens,
             scored_tokens=self.cost.scored_tokens,
             saved_tokens=self.cost.saved_tokens,
@@ -300,7 +302,8 @@ class Trainer(BaseTrainer[Metrics]):
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.cost = Cost(**state.values["cost"])
         self.variance.load(state.values["count"], tensors.get("mean"), tensors.get("square"))
-        if self.variance.mean is not None and len(self.variance.mean) != self._sketch.size:
+        mean, square = self.variance.mean, self.variance.square
+        if mean is not None and (len(mean) != self._sketch.size or (square is not None and square.dim() > 0)):
             self.variance.load(0, None, None)
             self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):
@@ -315,7 +318,9 @@ _ESTIMATOR = "estimator/"  # prefix of an adaptive estimator's tensors in a stat
 def rollouts_by_step(sample: Estimate) -> list[float]:
     """Branches that depart at each step, per main trajectory that reaches it."""
     lengths = sample.trajectories.lengths
-    steps = int(lengths.max()) if len(lengths) else 0
+    steps = sample.trajectories.tokens.shape[1] if len(lengths) else 0
+    if sample.cost.rollouts == 0:
+        return [0.0] * steps
     reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
     departing = torch.bincount(sample.plan.branches.step, minlength=steps)
     return [round(mean, 4) for mean in (departing[:steps] / reaching).tolist()]

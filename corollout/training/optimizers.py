@@ -1,4 +1,4 @@
-"""The optimisers that the package itself makes."""
+"""The optimisers that the package itself makes, and what they can do."""
 
 from collections.abc import Iterable
 
@@ -14,3 +14,14 @@ def make_adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch
     parameters = list(parameters)
     fused = all(p.device.type in _FUSED_DEVICES and p.dtype in _FUSED_TYPES for p in parameters)
     return torch.optim.Adam(parameters, lr=learning_rate, fused=fused or None)
+
+
+def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step divides the gradients by the tensor ``optimizer.grad_scale``, while it reads them anyway.
+
+    PyTorch's fused optimisers do, for its gradient scaler.
+    """
+    groups = optimizer.param_groups
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and all(
+        group.get("fused") and all(p.is_cpu and p.dtype == torch.float32 for p in group["params"]) for group in groups
+    )

@@ -1,5 +1,10 @@
 """The running variance of gradients along training, from a short sketch of each of them."""
 
+import math
+from typing import no_type_check
+
+import numba
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,6 +12,7 @@ from torch import Tensor, nn
 from corollout.errors import InputError
 from corollout.noise import Noise, bits
 from corollout.training.base import Gradient, flat_gradient
+from corollout.training.norms import addresses, can_loop, memory_order, numbers_at, sum_of_squares, total_norm
 
 WIDTH = 1 << 16
 # The same for every run: variances of different runs have the same error in common, and a state fits any seed.
@@ -18,14 +24,15 @@ class GradientSketch:
     """The gradients of some parameters as one vector of at most ``width`` numbers, whose variance is the same.
 
     Up to ``width`` parameters the sketch is the gradient itself. Otherwise it is a count sketch (Charikar, Chen,
-    Farach-Colton 2002) by blocks of ``width`` parameters: entry j of block b has the sign τ_j σ_b and is added to entry
-    (j + r_b) mod ``width``, where the signs and the offsets r_b are random but fixed. This is a linear map A with
-    E[AᵀA] = I, so for any covariance C of gradients the trace of A C Aᵀ, which is the variance of the sketches, has the
-    expectation trace C. Its standard deviation over A is at most about √(2 / width) ‖C‖_F ≤ 0.6 % of trace C, however
-    the gradients are distributed, and however large their mean is. Where all gradients are equal, it is 0.
+    Farach-Colton 2002) by blocks of ``width`` parameters, in the order in which they lie in memory: entry j of block b
+    has the sign τ_j σ_b and is added to entry (j + r_b) mod ``width``, where the signs and the offsets r_b are random
+    but fixed. This is a linear map A with E[AᵀA] = I, so for any covariance C of gradients the trace of A C Aᵀ, which
+    is the variance of the sketches, has the expectation trace C. Its standard deviation over A is at most about
+    √(2 / width) ‖C‖_F ≤ 0.6 % of trace C, however the gradients are distributed, and however large their mean is. Where
+    all gradients are equal, it is 0.
 
     A sketch reads each gradient once and writes little, where averages of the gradient and of its square would read and
-    write several vectors of the model's size.
+    write several vectors of the model's size. The gradients' norm comes of the same pass.
     """
 
     def __init__(self, parameters: list[nn.Parameter], width: int = WIDTH):
@@ -36,10 +43,13 @@ class GradientSketch:
         # Half precision is too coarse for sums.
         self._dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
         self._device = parameters[0].device
-        blocks = torch.arange(sum(-(-p.numel() // width) for p in parameters))
+        blocks = [-(-p.numel() // width) for p in parameters]
+        self._first = np.cumsum([0, *blocks])  # block of each parameter
+        self._orders = [None if p.is_contiguous() else memory_order(p) for p in parameters]
+        number = torch.arange(sum(blocks))
         self._signs = (1.0 - 2.0 * _random(torch.arange(width), _SIGNS, 2)).to(self._device, self._dtype)
-        self._offsets = _random(blocks, _OFFSETS, width).tolist()
-        self._flips = (1.0 - 2.0 * _random(blocks, _FLIPS, 2)).tolist()
+        self._offsets = _random(number, _OFFSETS, width)
+        self._flips = (1.0 - 2.0 * _random(number, _FLIPS, 2)).to(self._dtype)
 
     @property
     def size(self) -> int:
@@ -48,19 +58,67 @@ class GradientSketch:
 
     def __call__(self) -> Float[Tensor, " sketch"]:
         """The sketch of the current gradients; a parameter without a gradient counts as zeros."""
+        return self.with_norm()[0]
+
+    def with_norm(self) -> tuple[Float[Tensor, " sketch"], float]:
+        """The sketch of the current gradients, and their norm as ``total_norm`` has it."""
         if self.is_exact:
-            return flat_gradient(self.parameters)
+            return flat_gradient(self.parameters), total_norm(p.grad for p in self.parameters if p.grad is not None)
+        known, gradients = [], []
+        for number, (parameter, order) in enumerate(zip(self.parameters, self._orders, strict=True)):
+            gradient = parameter.grad
+            if gradient is not None:
+                known.append(number)
+                gradients.append(gradient if order is None else gradient.permute(order))
+        if can_loop(gradients):
+            at, sizes, like, _kept = addresses(gradients)
+            signs, offsets, flips = (part.numpy() for part in (self._signs, self._offsets, self._flips))
+            sketch = torch.zeros(self.width, dtype=self._dtype)
+            square = _fold(at, sizes, like, self._first[known], signs, offsets, flips, sketch.numpy())
+            return sketch, math.sqrt(square)
         folded = torch.zeros(2 * self.width, dtype=self._dtype, device=self._device)
-        block = 0
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                block += -(-parameter.numel() // self.width)
+        for number, gradient in zip(known, gradients, strict=True):
+            for block, piece in enumerate(gradient.reshape(-1).split(self.width), int(self._first[number])):
+                place = folded[int(self._offsets[block]) :][: len(piece)]
+                place.addcmul_(piece.to(self._dtype), self._signs[: len(piece)], value=float(self._flips[block]))
+        return folded[: self.width] + folded[self.width :], total_norm(gradients)
+
+
+# Numbers that a loop reads twice, the second time from the cache.
+_PIECE = 1 << 12
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _fold(at, sizes, like, first, signs, offsets, flips, sketch):
+    """Add gradients, of which the first blocks are given, to a sketch; return the sum of their squares.
+
+    Squares come first: that loop only reads, and nothing fetches numbers from memory faster. Where they are zero, as
+    in the embeddings of words that did not occur, there is nothing to add.
+    """
+    width, total = len(signs), 0.0
+    size = min(width, _PIECE)  # powers of two: a piece has only one block
+    for k in range(len(at)):
+        gradient = numbers_at(at[k], sizes[k], like)
+        for start in range(0, len(gradient), size):
+            piece = gradient[start : start + size]
+            square = sum_of_squares(piece)
+            total += square
+            if square == 0:
                 continue
-            for piece in parameter.grad.reshape(-1).split(self.width):
-                place = folded[self._offsets[block] :][: len(piece)]
-                place.addcmul_(piece.to(self._dtype), self._signs[: len(piece)], value=self._flips[block])
-                block += 1
-        return folded[: self.width] + folded[self.width :]
+            block, sign = first[k] + start // width, signs[start % width :]
+            place = (offsets[block] + start) % width
+            before = min(len(piece), width - place)  # the end of the sketch, where the rest begins anew
+            _add(sketch[place:], piece[:before], sign, flips[block])
+            _add(sketch, piece[before:], sign[before:], flips[block])
+    return total
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def _add(sketch, piece, signs, flip):
+    for i in range(len(piece)):
+        sketch[i] += flip * signs[i] * piece[i]
 
 
 def _random(index: Tensor, label: int, below: int) -> Tensor:
@@ -72,10 +130,11 @@ def _random(index: Tensor, label: int, below: int) -> Tensor:
 class RunningVariance:
     """Exponential averages of the gradient and of its square, as the paper plots them:
 
-        m ← β m + (1 − β) g,   s ← β s + (1 − β) g²,   variance = Σ_parameters (s − m²),
+        m ← β m + (1 − β) g,   s ← β s + (1 − β) ‖g‖²,   variance = s − ‖m‖²,
 
-    m and s being corrected by 1 / (1 − β^t). Training gives it the :class:`GradientSketch` of each gradient: the sum is
-    then over the entries of the sketch, and estimates the sum over parameters without bias.
+    m and s being corrected by 1 / (1 − β^t): the sum of the variances of all parameters. Training gives it the
+    :class:`GradientSketch` of each gradient: the sum is then over the entries of the sketch, and estimates the sum over
+    parameters without bias.
 
     It mixes noise with the drift of the mean gradient, so compare it only at equal decay; ``probe_variance`` does not.
     """
@@ -95,11 +154,31 @@ class RunningVariance:
 
     def add(self, gradient: Gradient) -> float:
         """Add a gradient; return the variance so far (0 after the first)."""
-        gradient = gradient.double()  # in which squares do not overflow
         if self.mean is None or self.square is None:
-            self.mean, self.square = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        self.mean.lerp_(gradient, 1 - self.decay)
-        self.square.lerp_(gradient**2, 1 - self.decay)
+            self.mean = torch.zeros_like(gradient, dtype=torch.float64)
+            self.square = self.mean.new_zeros(())
+        weight = 1 - self.decay
+        if can_loop([gradient]):
+            square, of_mean = _average(self.mean.numpy(), gradient.numpy(), weight)
+        else:
+            gradient = gradient.double()  # in which squares do not overflow
+            self.mean.lerp_(gradient, weight)
+            square, of_mean = float(gradient.dot(gradient)), float(self.mean.dot(self.mean))
+        self.square += weight * (square - self.square)
         self.count += 1
         correction = 1 - self.decay**self.count
-        return float((self.square / correction - (self.mean / correction) ** 2).sum().clamp(min=0))
+        return max(0.0, float(self.square) / correction - of_mean / correction**2)
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _average(mean, gradient, weight):
+    """Move the mean towards a gradient; return the squared norms of the gradient and of the new mean."""
+    square, of_mean = 0.0, 0.0
+    for i in range(len(mean)):
+        number = np.float64(gradient[i])
+        moved = mean[i] + weight * (number - mean[i])
+        mean[i] = moved
+        square += number * number
+        of_mean += moved * moved
+    return square, of_mean

@@ -12,8 +12,10 @@ from corollout.events import Event
 from corollout.noise import Noise
 from corollout.policies import RecurrentPolicy, TokenEncoder
 from corollout.training import running_variance
-from corollout.training.base import flat_gradient, total_norm
+from corollout.training.base import flat_gradient
 from corollout.training.checkpoints import State
+from corollout.training.norms import total_norm
+from corollout.training.optimizers import divides_gradients, make_adam
 from corollout.training.running_variance import WIDTH, GradientSketch, RunningVariance
 from tests.support.small_task import VOCAB, make_policy, make_trainer, weights
 
@@ -96,6 +98,31 @@ def test_a_sketch_is_linear_and_moves_every_gradient_by_its_sign_and_offset():
     assert torch.equal(sketch(), without)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1 << 8, WIDTH])
+def test_a_compiled_sketch_is_that_of_plain_operations_and_has_the_norm(
+    dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
+):
+    given = parameters(dtype)
+    pictures = torch.zeros(8, 4, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    given += [nn.Parameter(pictures), nn.Parameter(torch.zeros(5, dtype=dtype))]
+    for p in given[:-1]:  # the last has no gradient
+        p.grad = torch.randn(p.shape, dtype=dtype, generator=torch.Generator().manual_seed(p.numel()))
+    whole, of_pictures = given[0].grad, given[-2].grad
+    assert whole is not None
+    assert of_pictures is not None
+    whole[7:240] = 0.0
+    sketch = GradientSketch(given, width)
+    compiled, norm = sketch.with_norm()
+    given[-2].grad = torch.empty_like(given[-2]).copy_(of_pictures)  # in the layout of its parameter
+    assert torch.equal(sketch(), compiled)
+    monkeypatch.setattr(running_variance, "can_loop", lambda tensors: False)
+    plain, same = sketch.with_norm()
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-4)  # added up in another order
+    assert norm == pytest.approx(same, rel=1e-12)
+    assert norm == pytest.approx(float(flat_gradient(given).double().norm()), rel=1e-12)
+
+
 def test_up_to_its_width_a_sketch_is_the_gradient():
     given = [nn.Parameter(torch.zeros(shape)) for shape in [(WIDTH - 3,), (3,), (1,)]]
     set_gradients(given[:2], torch.randn(WIDTH))
@@ -171,8 +198,7 @@ def test_a_norm_is_right_whatever_the_size(dtype: torch.dtype, size: float):
     size = min(size, torch.finfo(dtype).max)
     parts = [torch.full((50, 30), size, dtype=dtype), torch.full((7,), size / 2, dtype=dtype), torch.zeros(0)]
     expected = torch.cat([part.double().flatten() for part in parts]).norm()
-    assert total_norm(parts).dtype == torch.float64
-    assert float(total_norm(parts)) == pytest.approx(float(expected), rel=1e-5)
+    assert total_norm(parts) == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -180,18 +206,18 @@ def test_a_norm_is_right_whatever_the_size(dtype: torch.dtype, size: float):
 def test_a_norm_is_not_finite_if_a_number_is_not(dtype: torch.dtype, value: float):
     for where in (0, 70_000, -1):
         part = torch.ones(100_003, dtype=dtype)
-        assert bool(total_norm([part, part]).isfinite())
+        assert math.isfinite(total_norm([part, part]))
         part[where] = value
-        assert not bool(total_norm([torch.ones(3, dtype=dtype), part]).isfinite())
+        assert not math.isfinite(total_norm([torch.ones(3, dtype=dtype), part]))
 
 
 def test_a_norm_is_precise_for_many_numbers_and_0_for_none():
     numbers = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
-    assert float(total_norm([numbers])) == pytest.approx(float(numbers.double().norm()), rel=1e-4)
-    assert float(total_norm([])) == 0.0
-    assert float(total_norm([torch.zeros(4)])) == 0.0
+    assert total_norm([numbers]) == pytest.approx(float(numbers.double().norm()), rel=1e-12)
+    assert total_norm([]) == 0.0
+    assert total_norm([torch.zeros(4)]) == 0.0
     mixed = [torch.full((3,), 2.0), torch.full((1,), 2.0, dtype=torch.float64)]
-    assert float(total_norm(mixed)) == pytest.approx(4.0)
+    assert total_norm(mixed) == pytest.approx(4.0)
 
 
 def test_one_weight_that_becomes_infinite_is_noticed():
@@ -206,3 +232,26 @@ def test_one_weight_that_becomes_infinite_is_noticed():
     trainer.optimizer.register_step_post_hook(spoil)
     with pytest.raises(PolicyError, match="after update 2 some weights are infinite or NaN"):
         trainer.step()
+
+
+@pytest.mark.parametrize("norm", [0.5, 5.0])
+def test_an_optimiser_that_divides_gradients_clips_them_as_plain_operations_do(norm: float):
+    results = []
+    for fused in (True, False):
+        policy = make_policy().float()
+        optimizer = make_adam(policy.parameters(), 0.1) if fused else torch.optim.Adam(policy.parameters(), 0.1)
+        assert divides_gradients(optimizer) == fused
+        trainer = make_trainer(policy=policy, optimizer=optimizer)
+        for number in range(3):
+            for p in trainer.parameters:
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) * 1e-8
+            scale = norm / total_norm(p.grad for p in trainer.parameters if p.grad is not None)
+            for p in trainer.parameters:
+                assert p.grad is not None
+                p.grad *= scale
+            assert trainer.clip_gradients() == pytest.approx(norm)
+            trainer.step_optimizer()
+            assert float(flat_gradient(trainer.parameters).norm()) == pytest.approx(min(norm, 1.0), rel=1e-5)
+        assert not hasattr(optimizer, "grad_scale")
+        results.append(weights(policy))
+    torch.testing.assert_close(*results)

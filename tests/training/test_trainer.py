@@ -15,7 +15,7 @@ from corollout.estimators import make_estimator
 from corollout.noise import Noise
 from corollout.policies import RecurrentPolicy, TokenEncoder
 from corollout.rewards import Reward
-from corollout.training import MLETrainer, Trainer, estimate, evaluate, probe_variance
+from corollout.training import MLETrainer, Trainer, estimate, evaluate, probe_variance, running_variance
 from corollout.training.base import flat_gradient
 from corollout.training.running_variance import RunningVariance
 from corollout.types import Sampler
@@ -247,8 +247,12 @@ def test_options_of_a_trainer_that_are_refused(options: dict[str, Any], message:
 # The variance of gradients
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.99])
-def test_the_running_variance_is_that_of_a_weighted_sample(decay: float):
+def test_the_running_variance_is_that_of_a_weighted_sample(
+    decay: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(running_variance, "can_loop", lambda tensors: compiled)
     history = torch.randn(30, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 1
     running = RunningVariance(decay)
     for t in range(1, 31):

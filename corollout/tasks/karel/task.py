@@ -32,7 +32,7 @@ class ShownPairs:
 
     def gather(self, index: Int64[Tensor, " context"]) -> UInt8[Tensor, "context pair 2 side side"]:
         rows = index.numpy()
-        sides = (pictures(grids[rows][:, :-1]) for grids in (self.data.inputs, self.data.outputs))
+        sides = (pictures(grids[rows, :-1]) for grids in (self.data.inputs, self.data.outputs))
         return torch.from_numpy(np.stack(list(sides), 2))
 
 

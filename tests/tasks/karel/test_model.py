@@ -19,7 +19,7 @@ from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.grids import Grids, pack
 from corollout.tasks.karel.language import END, START, TOKENS
 from corollout.tasks.karel.metrics import SolvesTask
-from corollout.tasks.karel.model import CHANNELS, Constants, KarelPolicy, PairEncoder, pictures
+from corollout.tasks.karel.model import CHANNELS, Constants, KarelPolicy, PairEncoder, max_of_pairs, pictures
 from corollout.tasks.karel.task import karel_split
 from corollout.tasks.karel.world import World
 from corollout.training.finetuning import estimate
@@ -248,3 +248,18 @@ def test_chunks_of_rows_change_nothing(columns: Columns):
         found.append(estimate(engine, columns.batch(range(6)), variety, "mc-2", Noise(2)))
     assert torch.equal(found[0].completed.tokens, found[1].completed.tokens)
     torch.testing.assert_close(found[0].gradient, found[1].gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_maximum_of_pairs_is_that_of_pytorch_and_gives_its_gradient_to_the_first(dtype: torch.dtype):
+    x = torch.randn(7, 4, 33, dtype=dtype, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # with ties
+    x[3, 2, 5] = x[4, 0, 6] = torch.nan
+    outer = torch.randn(7, 33, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    x.requires_grad_()
+    values = max_of_pairs(x)
+    [gradient] = torch.autograd.grad(values, x, outer)
+    expected = x.max(1)
+    assert torch.equal(values.nan_to_num(99.0), expected.values.nan_to_num(99.0))
+    first = (x == expected.values[:, None]).int().argmax(1)
+    first[3, 5], first[4, 6] = 2, 0
+    assert torch.equal(gradient, torch.zeros_like(x).scatter(1, first[:, None], outer[:, None]))
