@@ -12,15 +12,16 @@ only if a_j − φ_b ≤ o_z, and all O_b together have about V members. Few act
 that are left are sorted.
 
 After the search, a cell keeps the logits of its candidates, the actions that a swap can lead to. The others never win a
-comparison, so that entries can be computed without their logits, and π is drawn again from the cell's key. All
-comparisons are those of ``pseudo``, in the same precision and with ties to the smaller index: branches and coefficients
-are the same.
+comparison, so that entries can be computed without their logits, and π is drawn again from the cell's key. Whether one
+of them is in O_b depends on a limit to its noise, so that only candidates, and what rounding leaves in doubt, need the
+logarithms (``swap_candidates``). All comparisons are those of ``pseudo``, in the same precision and with ties to the
+smaller index: branches and coefficients are the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,7 +80,8 @@ class SwapSearch:
         index = torch.arange(len(keys)) if index is None else index
         logits = _checked(logits, index)
         vocab = logits.shape[1]
-        search_rows = partial(_search_rows, logits.numpy())
+        spare: list[_Buffers] = []
+        search_rows = partial(_search_rows, spare, logits.numpy())
         size = max(1, _BLOCK // vocab)
         buffer = logits.new_empty(min(len(keys), size), vocab)
         scales, parts = [], []
@@ -157,22 +159,46 @@ def _checked(logits: Tensor, index: Tensor) -> Tensor:
     return logits.detach().contiguous()
 
 
+class _Buffers(NamedTuple):
+    """What a thread needs for the search of a part."""
+
+    work: Work
+    found: tuple[
+        np.ndarray, ...
+    ]  # of candidates: index, logit, number and weight of others; of branches: see the search
+    exact: np.ndarray
+    logs: np.ndarray
+
+    @classmethod
+    def make(cls, rows: int, vocab: int, dtype: np.dtype) -> "_Buffers":
+        kinds = (np.int32, dtype, np.int64, np.float64, np.int32, dtype, dtype)
+        found = tuple(np.empty(rows * vocab, kind) for kind in kinds)
+        return cls(Work.make(vocab, dtype), found, np.empty(rows * vocab, dtype), np.empty(rows * vocab, dtype))
+
+
 def _search_rows(
-    phis: np.ndarray, e: np.ndarray, scale: np.ndarray, index: np.ndarray, tokens: np.ndarray
+    spare: list[_Buffers],
+    phis: np.ndarray,
+    e: np.ndarray,
+    scale: np.ndarray,
+    index: np.ndarray,
+    tokens: np.ndarray,
 ) -> list[tuple[int, Any]]:
-    """The first row of each part and the result of its loop. ``e`` is overwritten."""
+    """The first row of each part and the result of its loop. ``e`` is overwritten, spare buffers are reused."""
     vocab = e.shape[1]
     size = max(1, _PART // vocab)
-    work, found = Work.make(vocab, e.dtype), _found(max(min(size, len(e)), 1) * vocab, e.dtype)
+    buffers = spare.pop() if spare else _Buffers.make(size, vocab, e.dtype)
+    work, found, exact, logs = buffers
     results = []
     for i in range(0, max(len(e), 1), size):
         part = slice(i, i + size)
         pi, lengths, *rest = list_candidates(
-            phis, index[part], e[part], scale[part], tokens[part], _ERRORS, work, found[:4]
+            phis, index[part], e[part], scale[part], tokens[part], _ERRORS, work, found[:4], exact
         )
-        a = np.empty_like(pi)
+        a = logs[: len(pi)] if len(pi) <= len(logs) else np.empty_like(pi)
         _prepare(pi, lengths, scale[part], vocab, a)
         results.append((i, search((a, pi, lengths, *rest), tokens[part], vocab, work, found)))
+    spare.append(buffers)
     return results
 
 
@@ -203,10 +229,3 @@ def _prepare(e: np.ndarray, lengths: np.ndarray, scale: np.ndarray, vocab: int, 
     divide(e, lengths, scale)
     log_into(a, e)
     weigh(e, vocab)
-
-
-def _found(size: int, dtype: np.dtype) -> tuple[np.ndarray, ...]:
-    """Buffers for the indices, logits, and numbers and weights of others of candidates; for the actions, norms and own
-    sums of branches."""
-    kinds = (np.int32, dtype, np.int64, np.float64, np.int32, dtype, dtype)
-    return tuple(np.empty(size, kind) for kind in kinds)

@@ -147,6 +147,23 @@ def _below(e, low, high):
 
 @no_type_check
 @numba.njit(cache=True)
+def _find_between(e, low, high, out, count):
+    """Append the numbers above one limit and up to another to a list of ``count`` numbers; return its length."""
+    for start in range(0, len(e), _LANES):
+        part = e[start : start + _LANES]
+        new = np.int32(0)
+        for i in range(len(part)):
+            new += np.int32((part[i] > low) & (part[i] <= high))
+        if new:
+            for i in range(len(part)):
+                if low < part[i] <= high:
+                    out[count] = part[i]
+                    count += 1
+    return count
+
+
+@no_type_check
+@numba.njit(cache=True)
 def _keep_below(e, limit, out):
     """Write the numbers up to a limit to ``out``, which may be the same list; return how many there are."""
     count, kept = np.uint64(0), np.empty(STRIDE, np.uint8)
@@ -188,16 +205,8 @@ def _find_rest(e, cell, size, scale, errors, work, members, totals, doubts):
         members[b], near, totals[b] = _below(others[:length], low, high)
         if near > members[b]:
             doubt_b, doubt_e = longer(doubt_b, count, near - members[b]), longer(doubt_e, count, near - members[b])
-            for start in range(0, length, STRIDE):
-                part = others[start : min(start + STRIDE, length)]
-                new = 0
-                for i in range(len(part)):
-                    new += (part[i] > low) & (part[i] <= high)
-                if new:
-                    for i in range(len(part)):
-                        if low < part[i] <= high:
-                            doubt_b[count], doubt_e[count] = b, part[i]
-                            count += 1
+            earlier, count = count, _find_between(others[:length], low, high, doubt_e, count)
+            doubt_b[earlier:count] = b
         if 4 * near < length:
             length = _keep_below(others[:length], high * room, list_e)
             others = list_e
@@ -231,13 +240,15 @@ def _sum_below(e, limit):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True)
-def list_candidates(phis, lines, e, scale, tokens, errors, work, found):
+def list_candidates(phis, lines, e, scale, tokens, errors, work, found, exact):
     """The exponential numbers whose a is needed: of each cell's candidates, then of those that are in doubt.
 
     Also how many there are of each cell, its number of candidates, and the candidates that the doubts are about. With
     the candidates, ``found`` receives their logits and, among the actions that are none, |O_b| and Σ_{j ∈ O_b} w_j of
-    each. All actions count as candidates if there are many, if rounding decides what z or z₂ is, or if the true action
-    is a branch: its coefficients depend on all actions one by one. The numbers are overwritten.
+    each. ``exact`` is a buffer, and ``e`` is overwritten.
+
+    All actions count as candidates if many are, if rounding decides what z or z₂ is, or if the true action is a branch:
+    its coefficients depend on all actions one by one.
     """
     candidate, logit, members, weight = found
     cells, vocab = e.shape
@@ -245,7 +256,7 @@ def list_candidates(phis, lines, e, scale, tokens, errors, work, found):
     scores, lows = np.empty(_LANES, e.dtype), np.empty(_LANES, e.dtype)
     lengths, counts, of_rest = np.zeros(cells, np.int64), np.zeros(cells, np.int64), np.zeros(cells)
     doubt_b, doubt_e = np.empty(0, np.int32), np.empty(0, e.dtype)
-    exact, size, first, doubts = np.empty(0, e.dtype), 0, 0, 0
+    size, first, doubts = 0, 0, 0
     for r in range(cells):
         phi, row, total = phis[lines[r]], e[r], np.float64(scale[r])
         index, cell_phi = candidate[first : first + vocab], logit[first : first + vocab]

@@ -47,6 +47,15 @@ def _square_and_sum(sums):
 
 @no_type_check
 @numba.njit(cache=True)
+def _count_above(phi, bound):
+    count = 0
+    for b in range(len(phi)):
+        count += phi[b] >= bound
+    return count
+
+
+@no_type_check
+@numba.njit(cache=True)
 def _settle(cell, doubt_b, logs, weights, members, weight):
     """Add those that were in doubt to the others of the candidates that they are about."""
     for i in range(len(doubt_b)):
@@ -90,9 +99,7 @@ def search(exact, tokens, vocab, work, found):
         w_z, w_2 = np.float64(w[z]), np.float64(w[z2])
         a[z] = np.inf
         cell = Cell(phi, a, w, z, z2, a_z, o_z, o_z2, vocab)
-        if whole:
-            of_others[:], of_weights[:] = 0, 0.0
-        else:
+        if not whole:
             _settle(cell, doubts, logs[rest], weights[rest], of_others, of_weights)
         listed = index[z] != token
         for b in range(count):
@@ -107,18 +114,23 @@ def search(exact, tokens, vocab, work, found):
                 own_sum = sums[z]
             elif b == z2:
                 runner_up_sums(cell, sums)
-                sums[z2] += of_weights[z2]
-                sums[z] += of_rest[r] - of_weights[z]
+                if not whole:
+                    sums[z2] += of_weights[z2]
+                    sums[z] += of_rest[r] - of_weights[z]
                 squares, plain = _square_and_sum(sums[:count])
-                # Of the two sets of others, one contains the other.
-                of_2, of_z = of_others[z2], of_others[z]
-                squares += of_2 * w_2 * w_2 + of_z * w_z * w_z - 2 * min(of_2, of_z) * w_2 * w_z
-                plain += of_2 * w_2 - of_z * w_z
+                if not whole:
+                    # Of the two sets of others, one contains the other.
+                    of_2, of_z = of_others[z2], of_others[z]
+                    squares += of_2 * w_2 * w_2 + of_z * w_z * w_z - 2 * min(of_2, of_z) * w_2 * w_z
+                    plain += of_2 * w_2 - of_z * w_z
                 own_sum, of_true[r] = sums[z2], sums[z]
             else:
                 win = wins_swap(a_z - phi[b], a[b] - phi_z, o_z2, b < z2, b < z)
-                w_b, number = np.float64(w[b]), work.members[b] + of_others[b] + win
-                own_sum = work.weight[b] + of_weights[b] + (w_z if win else 0.0)
+                w_b, number = np.float64(w[b]), work.members[b] + win
+                own_sum = work.weight[b] + (w_z if win else 0.0)
+                if not whole:
+                    number += of_others[b]
+                    own_sum += of_weights[b]
                 squares, plain = own_sum * own_sum + number * w_b * w_b, own_sum + number * w_b
             centred = squares - plain * plain / vocab
             if centred > ROUNDING * squares:
@@ -132,9 +144,12 @@ def search(exact, tokens, vocab, work, found):
             bound = lowest - o_z - slack * (abs(lowest) + abs(o_z))
             bound = kind(min(bound, a_z - o_z2 - slack * (abs(a_z) + abs(o_z2))))
         before = kept
-        for b in range(count):
-            candidate[kept], logit[kept] = index[b], phi[b]
-            kept += (phi[b] >= bound) | (b == z) | (b == z2)
+        if whole and _count_above(phi, bound) == count and kept + count == first:
+            kept = first
+        else:
+            for b in range(count):
+                candidate[kept], logit[kept] = index[b], phi[b]
+                kept += (phi[b] >= bound) | (b == z) | (b == z2)
         candidates[r] = kept - before
     of_branches = (action[:branch].copy(), norm[:branch].copy(), own[:branch].copy())
     of_candidates = (candidate[:kept].copy(), logit[:kept].copy())
