@@ -99,9 +99,19 @@ def exponential(keys: Keys, steps: Steps, width: int, dtype: torch.dtype = torch
 
 def exponential_into(out: np.ndarray, keys: np.ndarray, steps: np.ndarray) -> None:
     """Fill one row of ``out`` for each key with the numbers of ``exponential``, on the CPU and in one thread."""
+    uniform_into(out, keys, steps)
+    exponential_of(out)
+
+
+def uniform_into(out: np.ndarray, keys: np.ndarray, steps: np.ndarray) -> None:
+    """Fill one row of ``out`` for each key with the numbers of ``uniform``, on the CPU and in one thread."""
     below_one = out.dtype.type(_BELOW_ONE[torch.float32 if out.dtype == np.float32 else torch.float64])
     _uniform_into(out, keys.view(np.uint64), steps.view(np.uint64), below_one)
-    in_pieces(lambda e: e.neg_().log1p_().neg_(), out)
+
+
+def exponential_of(u: np.ndarray) -> None:
+    """Turn numbers of ``uniform`` into those of ``exponential``, in place and in one thread."""
+    in_pieces(lambda e: e.neg_().log1p_().neg_(), u)
 
 
 # PyTorch computes this many numbers in one thread.

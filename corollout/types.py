@@ -107,8 +107,8 @@ class Cells:
     def of(cls, trajectories: Trajectories, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]) -> "Cells":
         """Cells of trajectories whose logits were kept."""
         t = trajectories
-        index = torch.arange(len(rows), device=rows.device)
-        parts = (t.examples[rows], t.samples[rows], t.keys[rows], t.logits[rows, steps], index, t.examples)
+        logits, index = t.logits.flatten(0, 1), rows * t.logits.shape[1] + steps  # no copy of them
+        parts = (t.examples[rows], t.samples[rows], t.keys[rows], logits, index, t.examples)
         return cls(rows, steps, t.tokens[rows, steps], *parts)
 
 

@@ -12,15 +12,16 @@ only if a_j − φ_b ≤ o_z, and all O_b together have about V members. Few act
 that are left are sorted.
 
 After the search, a cell keeps the logits of its candidates, the actions that a swap can lead to. The others never win a
-comparison, so that entries can be computed without their logits, and π is drawn again from the cell's key. All
-comparisons are those of ``pseudo``, in the same precision and with ties to the smaller index: branches and coefficients
-are the same.
+comparison, so that entries can be computed without their logits, and π is drawn again from the cell's key. Whether one
+of them is in O_b depends on a limit to its noise, so that only candidates, and what rounding leaves in doubt, need the
+logarithms (``swap_candidates``). All comparisons are those of ``pseudo``, in the same precision and with ties to the
+smaller index: branches and coefficients are the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +31,17 @@ from torch import Tensor
 from corollout.errors import InputError
 from corollout.estimators.pseudo import log_into
 from corollout.estimators.pseudo_torch import row_error
-from corollout.estimators.swap_loops import Work, copy_runs, divide, search, weigh, write
-from corollout.noise import exponential_into
+from corollout.estimators.swap_candidates import list_candidates
+from corollout.estimators.swap_entries import copy_runs, expected_entries, list_exact, write
+from corollout.estimators.swap_loops import Work, divide, weigh
+from corollout.estimators.swap_norms import search
+from corollout.noise import exponential_into, exponential_of, uniform_into
 from corollout.row_threads import by_rows
 
 # Cells are processed in blocks of at most this many numbers; a thread processes parts of a block that fit in the cache.
 _BLOCK, _PART = 1 << 21, 1 << 15
+# By how many units in the last place PyTorch's logarithms may be off, and more: what is closer is computed exactly.
+_ERRORS = 8.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,12 @@ class SwapSearch:
     scale: Float[Tensor, " cell"]  # the sum of the exponential numbers
     true: Int64[Tensor, " cell"]  # z: the token, unless that is greedy or rounding decided
     runner_up: Int64[Tensor, " cell"]
+    of_true: Float[Tensor, " cell"]  # S[z] of the runner-up
     branches: Int64[Tensor, " cell"]  # how many the cell has
     candidates: Int64[Tensor, " cell"]  # how many the cell has
     action: Int32[Tensor, " branch"]
     norm: Float[Tensor, " branch"]  # ‖C_a‖
+    own: Float[Tensor, " branch"]  # S_a[a]
     candidate: Int32[Tensor, " candidate"]
     logit: Float[Tensor, " candidate"]
 
@@ -72,7 +80,8 @@ class SwapSearch:
         index = torch.arange(len(keys)) if index is None else index
         logits = _checked(logits, index)
         vocab = logits.shape[1]
-        search_rows = partial(_search_rows, logits.numpy())
+        spare: list[_Buffers] = []
+        search_rows = partial(_search_rows, spare, logits.numpy())
         size = max(1, _BLOCK // vocab)
         buffer = logits.new_empty(min(len(keys), size), vocab)
         scales, parts = [], []
@@ -100,9 +109,9 @@ class SwapSearch:
         names = [field.name for field in fields(cls)[1:]]
         if order is None:
             return cls(parts[0].vocab, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
-        cells = {name: torch.cat([getattr(part, name) for part in parts])[order] for name in names[:-4]}
+        cells = {name: torch.cat([getattr(part, name) for part in parts])[order] for name in names[:-5]}
         lists = {}
-        for counts, *columns in (("branches", "action", "norm"), ("candidates", "candidate", "logit")):
+        for counts, *columns in (("branches", "action", "norm", "own"), ("candidates", "candidate", "logit")):
             starts = torch.empty_like(order).scatter_(0, order, cells[counts].cumsum(0) - cells[counts])
             for name in columns:
                 runs = [(getattr(part, name), getattr(part, counts)) for part in parts]
@@ -125,21 +134,16 @@ class SwapSearch:
         cell, action = self.select(kept)
         cell, position = cell.sort(stable=True)
         cell, counts = cell.unique_consecutive(return_counts=True)
-        branches = (action[position].numpy(), position.numpy())
-        write_rows = partial(_write_rows, (self.candidate.numpy(), self.logit.numpy(), *branches))
+        branches = (action[position].numpy(), position.numpy(), self.own[kept[position]].numpy())
+        lists = (self.candidate.numpy(), self.logit.numpy(), *branches)
+        write_rows = partial(_write_rows, lists, self.vocab)
         last_candidate, last_branch = self.candidates.cumsum(0), counts.cumsum(0)
-        columns = (self.keys, self.steps, self.scale, self.true, self.runner_up)
+        columns = (self.keys, self.steps, self.scale, self.true, self.runner_up, self.of_true)
         ranges = ((last_candidate - self.candidates)[cell], last_candidate[cell], last_branch - counts, last_branch)
         arrays = [x.numpy() for x in (*(column[cell] for column in columns), *ranges)]
-        size = max(1, _BLOCK // self.vocab)
-        buffer = self.scale.new_empty(min(len(cell), size), self.vocab).numpy()
-        parts = []
-        for i in range(0, max(len(cell), 1), size):
-            block_keys, *rest = (array[i : i + size] for array in arrays)
-            parts.extend(
-                part for _, part in by_rows(write_rows, self.vocab, buffer[: len(block_keys)], block_keys, *rest)
-            )
-        branch, coordinate, value = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+        parts = [part for _, part in by_rows(write_rows, self.vocab, *arrays)]
+        columns = (column[0] if len(parts) == 1 else np.concatenate(column) for column in zip(*parts, strict=True))
+        branch, coordinate, value = map(torch.from_numpy, columns)
         return branch, coordinate, value
 
 
@@ -155,54 +159,73 @@ def _checked(logits: Tensor, index: Tensor) -> Tensor:
     return logits.detach().contiguous()
 
 
+class _Buffers(NamedTuple):
+    """What a thread needs for the search of a part."""
+
+    work: Work
+    found: tuple[
+        np.ndarray, ...
+    ]  # of candidates: index, logit, number and weight of others; of branches: see the search
+    exact: np.ndarray
+    logs: np.ndarray
+
+    @classmethod
+    def make(cls, rows: int, vocab: int, dtype: np.dtype) -> "_Buffers":
+        kinds = (np.int32, dtype, np.int64, np.float64, np.int32, dtype, dtype)
+        found = tuple(np.empty(rows * vocab, kind) for kind in kinds)
+        return cls(Work.make(vocab, dtype), found, np.empty(rows * vocab, dtype), np.empty(rows * vocab, dtype))
+
+
 def _search_rows(
-    phis: np.ndarray, e: np.ndarray, scale: np.ndarray, index: np.ndarray, tokens: np.ndarray
+    spare: list[_Buffers],
+    phis: np.ndarray,
+    e: np.ndarray,
+    scale: np.ndarray,
+    index: np.ndarray,
+    tokens: np.ndarray,
 ) -> list[tuple[int, Any]]:
-    """The first row of each part and the result of its loop. ``e`` is overwritten."""
-    size = max(1, _PART // e.shape[1])
-    logs = np.empty((min(size, len(e)), e.shape[1]), e.dtype)
-    work, found = Work.make(e.shape[1], e.dtype), _found(max(logs.size, 1), e.dtype)
+    """The first row of each part and the result of its loop. ``e`` is overwritten, spare buffers are reused."""
+    vocab = e.shape[1]
+    size = max(1, _PART // vocab)
+    buffers = spare.pop() if spare else _Buffers.make(size, vocab, e.dtype)
+    work, found, exact, logs = buffers
     results = []
     for i in range(0, max(len(e), 1), size):
         part = slice(i, i + size)
-        a = logs[: len(e[part])]
-        _prepare(e[part], scale[part], a)
-        results.append((i, search(phis, index[part], a, e[part], tokens[part], work, found)))
+        pi, lengths, *rest = list_candidates(
+            phis, index[part], e[part], scale[part], tokens[part], _ERRORS, work, found[:4], exact
+        )
+        a = logs[: len(pi)] if len(pi) <= len(logs) else np.empty_like(pi)
+        _prepare(pi, lengths, scale[part], vocab, a)
+        results.append((i, search((a, pi, lengths, *rest), tokens[part], vocab, work, found)))
+    spare.append(buffers)
     return results
 
 
 def _write_rows(
-    lists: tuple[np.ndarray, ...],
-    e: np.ndarray,
-    keys: np.ndarray,
-    steps: np.ndarray,
-    scale: np.ndarray,
-    *cells: np.ndarray,
+    lists: tuple[np.ndarray, ...], vocab: int, keys: np.ndarray, steps: np.ndarray, *cells: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The entries of some cells. ``e`` is overwritten."""
-    size = max(1, _PART // e.shape[1])
-    logs = np.empty((min(size, len(e)), e.shape[1]), e.dtype)
-    work, phi = Work.make(e.shape[1], e.dtype), np.full(e.shape[1], -np.inf, e.dtype)
-    target, count = np.full(e.shape[1], -1), 0
-    entries = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, e.dtype)
-    for i in range(0, max(len(e), 1), size):
+    """The entries of some cells."""
+    dtype, size = cells[0].dtype, max(1, _PART // vocab)
+    work, target = Work.make(vocab, dtype), np.full(vocab, -1)
+    buffer = np.empty((min(size, len(keys)), vocab), dtype)
+    length, count = expected_entries(lists, cells, keys, steps, vocab), 0
+    entries = np.empty(length, np.int64), np.empty(length, np.int64), np.empty(length, dtype)
+    for i in range(0, max(len(keys), 1), size):
         part = slice(i, i + size)
-        a = logs[: len(e[part])]
-        exponential_into(e[part], keys[part], steps[part])
-        _prepare(e[part], scale[part], a)
-        columns = tuple(column[part] for column in cells)
-        count, *entries = write(lists, a, e[part], columns, phi, target, work, count, *entries)
-    branch, coordinate, value = entries
-    return branch[:count], coordinate[:count], value[:count]
+        u, columns = buffer[: len(keys[part])], tuple(column[part] for column in cells)
+        uniform_into(u, keys[part], steps[part])
+        e, lengths, *doubts = list_exact(lists, columns, u, _ERRORS)
+        exponential_of(e)
+        a = np.empty_like(e)
+        _prepare(e, lengths, columns[0], vocab, a)
+        entries, count = write(lists, columns, u, (a, e, lengths, *doubts), work, target, entries, count)
+    branch, coordinate, value = (column[:count] for column in entries)
+    return branch, coordinate, value
 
 
-def _prepare(e: np.ndarray, scale: np.ndarray, a: np.ndarray) -> None:
-    """Make a = ln π of exponential numbers, and w of them."""
-    divide(e, scale)
+def _prepare(e: np.ndarray, lengths: np.ndarray, scale: np.ndarray, vocab: int, a: np.ndarray) -> None:
+    """Make a = ln π of exponential numbers, and w of them; so many are of each cell."""
+    divide(e, lengths, scale)
     log_into(a, e)
-    weigh(e)
-
-
-def _found(size: int, dtype: np.dtype) -> tuple[np.ndarray, ...]:
-    """Buffers for the actions and norms of branches and for the indices and logits of candidates."""
-    return np.empty(size, np.int32), np.empty(size, dtype), np.empty(size, np.int32), np.empty(size, dtype)
+    weigh(e, vocab)

@@ -26,7 +26,7 @@ from corollout.estimators.all_references import SwapSearch
 from corollout.estimators.estimator import Branching, notes_of
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
-from corollout.estimators.swap_loops import ROUNDING
+from corollout.estimators.swap_norms import ROUNDING
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
 from corollout.types import Cells, Trajectories
 

@@ -11,7 +11,8 @@ and contexts are chosen together under one budget. The variance for the generate
     s_a ∝ ½ p_a √2 · ρ_a / √tokens,
 
 where ρ_a is the root mean square of the difference in reward, as earlier estimates show it for branches that are as
-early and as likely, and tokens is the rest of the main trajectory.
+early and as likely, and tokens is the rest of the main trajectory. Every possible action has a positive share, and the
+budget is divided among all of them: a plan takes time and memory for V actions a token.
 
 Where tokens are paths in a tree, actions are the two bits of each decision: with σ(φ) for the probability of bit 1,
 g = ½ (1 − p_z) (r(z) − r(opposite)) (±1).
@@ -149,7 +150,8 @@ _Actions = tuple[Int64[Tensor, " branch"], Int64[Tensor, " branch"], Int64[Tenso
 
 def _actions(cells: Cells) -> _Actions:
     """All actions that were not taken."""
-    p = cells.logits.double().softmax(1)[cells.index]
+    lines, index = cells.index.unique(return_inverse=True)
+    p = cells.logits[lines].double().softmax(1)[index]
     p.scatter_(1, cells.tokens[:, None], 0.0)
     possible = p > 0
     count = possible.sum(1)
