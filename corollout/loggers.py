@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, cast
 
 from corollout.config import import_object
 from corollout.errors import InputError
@@ -91,7 +91,7 @@ class Lines(Logger):
 
     SHOWN = ("reward", "loss", "entropy", "kl", "mean_length", "gradient_norm")
 
-    def __init__(self, seconds: float | int = 10.0, stream: TextIO | None = None):
+    def __init__(self, seconds: float | int = 10.0, stream: IO[str] | None = None):
         self._seconds, self._stream = seconds, stream
         self._last = -float("inf")
 
@@ -136,7 +136,7 @@ def make_logger(name: str) -> Callback:
     if kind == "tensorboard" and not rest:
         raise InputError("tensorboard needs a folder, as in tensorboard:logs")
     if kind in _KINDS:
-        return _KINDS[kind](rest or None)  # pyright: ignore[reportArgumentType]
+        return _KINDS[kind](rest or None)
     if not rest:
         raise InputError(
             f"there is no logger {quoted(name)}: choose one of {', '.join(_KINDS)}, or give the import path "
@@ -146,7 +146,7 @@ def make_logger(name: str) -> Callback:
     logger: Any = made() if callable(made) else None
     if not callable(logger):
         raise InputError(f"{quoted(name)} must be a class or function without arguments that returns a callback")
-    return logger
+    return cast(Callback, logger)
 
 
 def close_all(callbacks: Sequence[Callback]) -> None:
