@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from corollout.config import import_object
 from corollout.errors import InputError
@@ -91,7 +91,7 @@ class Lines(Logger):
 
     SHOWN = ("reward", "loss", "entropy", "kl", "mean_length", "gradient_norm")
 
-    def __init__(self, seconds: float | int = 10.0, stream: IO[str] | None = None):
+    def __init__(self, seconds: float | int = 10.0, stream: Any = None):
         self._seconds, self._stream = seconds, stream
         self._last = -float("inf")
 

@@ -28,6 +28,11 @@ class Sequences:
     lengths: Int64[Tensor, " row"]
     finished: Bool[Tensor, " row"]  # ends with the end token, not at the maximal length
 
+    @property
+    def mask(self) -> Bool[Tensor, "row step"]:
+        """True where a row has a token."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
     def lists(self) -> list[list[int]]:
         """Lists of token ids without the end token, as reward functions take them."""
         counts = (self.lengths - self.finished.long()).tolist()
@@ -82,11 +87,6 @@ class Trajectories(Sequences):
     def head(self) -> Literal["softmax", "tree"]:
         """The output head of the policy."""
         return "softmax" if self.decisions is None else "tree"
-
-    @property
-    def mask(self) -> Bool[Tensor, "row step"]:
-        """True where a row has a token."""
-        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
 
 @dataclass(frozen=True)

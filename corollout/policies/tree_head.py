@@ -5,6 +5,7 @@ the product along its path, so that drawing or scoring a token takes as many pro
 most D, never V.
 """
 
+import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class TreeHead(nn.Module, Head):
     keeps_outputs = True
     logits_by_token = True
     tree: Tree  # whose nodes the weights belong to
+    temperature: float = 1.0  # of all decisions
 
     def __init__(self, width: int, tree: Tree, bound: float = 0.1):
         super().__init__()
@@ -115,7 +117,7 @@ class TreeHead(nn.Module, Head):
             return Ranked(ranks, values, tokens, valid & values.isfinite().all(1))
         ranks = torch.empty(len(x), count, dtype=torch.float64)
         values, tokens = torch.empty_like(ranks), torch.empty(len(x), count, dtype=torch.int64)
-        weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
+        weight, bias = _arrays(*self._weights(x.dtype))
         by_rows(
             partial(walks.first_tokens, self.tree.children, weight, bias, perturb),
             count * self.tree.depth * x.shape[1],
@@ -131,7 +133,8 @@ class TreeHead(nn.Module, Head):
         self, x: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints
     ) -> tuple[Float[Tensor, "row vocab"], Float[Tensor, "row vocab"]]:
         """The perturbed log-probabilities of all tokens, and those without noise, by PyTorch operations."""
-        logits = (x @ self.weight.to(x.dtype).t() + self.bias.to(x.dtype)).double()
+        weight, bias = self._weights(x.dtype)
+        logits = (x @ weight.t() + bias).double()
         drawn = exponential(keys, steps, 2 * logits.shape[1], torch.float64).log_().unflatten(1, (-1, 2))
         gains = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
         value, most = log_prob.double()[:, None], rank.double()[:, None]
@@ -151,7 +154,7 @@ class TreeHead(nn.Module, Head):
         x, paths = outputs.flatten(0, 1), self._paths(outputs.device)
         compiled = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         logits = (_PathLogits.apply if compiled else path_logits)(
-            x, tokens.flatten(), paths.nodes, paths.lengths, self.weight.to(x.dtype), self.bias.to(x.dtype)
+            x, tokens.flatten(), paths.nodes, paths.lengths, *self._weights(x.dtype)
         )
         return logits.unflatten(0, outputs.shape[:2])
 
@@ -167,7 +170,8 @@ class TreeHead(nn.Module, Head):
 
     def all_log_probs(self, outputs: Outputs) -> Float[Tensor, "row vocab"]:
         """The log-probabilities of all tokens, computing every node: for small vocabularies, and for tests."""
-        logits = outputs @ self.weight.to(outputs.dtype).t() + self.bias.to(outputs.dtype)
+        weight, bias = self._weights(outputs.dtype)
+        logits = outputs @ weight.t() + bias
         below = torch.stack([logsigmoid(-logits), logsigmoid(logits)], 2)
         reached = logits.new_zeros(len(outputs), 1)
         log_probs, paths = [], self._paths(outputs.device)
@@ -200,7 +204,7 @@ class TreeHead(nn.Module, Head):
             return self.walk_by_levels(x, start, keys, steps, greedy)
         tokens = torch.empty_like(keys)
         logits = x.new_zeros(len(x), self.tree.depth)
-        weight, bias = _arrays(self.weight.to(x.dtype), self.bias.to(x.dtype))
+        weight, bias = _arrays(*self._weights(x.dtype))
         by_rows(
             partial(walks.walk, self.tree.children, self.tree.node_depths, weight, bias),
             self.tree.depth * x.shape[1],
@@ -216,7 +220,7 @@ class TreeHead(nn.Module, Head):
         self, x: Outputs, start: Ints, keys: Ints, steps: Ints, greedy: Tensor
     ) -> tuple[Ints, Float[Tensor, "row logit"]]:
         """The same walk by PyTorch operations, all rows taking one decision at a time."""
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        weight, bias = self._weights(x.dtype)
         pi = uniform(keys, steps, self.tree.depth, torch.float64)
         logits = x.new_zeros(len(x), self.tree.depth)
         depth = self._paths(x.device).node_depths[start.clamp(min=0)]
@@ -230,6 +234,16 @@ class TreeHead(nn.Module, Head):
             node = torch.where(walks, self._children[here, bit.long()].long(), node)
             depth = depth + walks
         return ~node, logits
+
+    def tempered(self, temperature: float) -> "TreeHead":
+        """The same head, weights included, whose decisions have their logits divided by a temperature."""
+        head = copy.copy(self)
+        head.temperature = self.temperature * temperature
+        return head
+
+    def _weights(self, dtype: torch.dtype) -> tuple[Float[Tensor, "node width"], Float[Tensor, " node"]]:
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        return (weight, bias) if self.temperature == 1 else (weight / self.temperature, bias / self.temperature)
 
     @property
     def _children(self) -> Tensor:

@@ -5,6 +5,7 @@ from its parent's state at its step, and all branches advance together in time, 
 serves the branches that are under way and those that start there. A row that has ended is dropped at once.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
 from corollout.policies.protocol import Head, Policy, concat, evaluation_mode, head_of, select
 from corollout.policies.screening import Screening
+from corollout.policies.tempered import Tempered
 from corollout.rollouts.compiling import compiled_step
 from corollout.rollouts.going_on import GoingOn, with_ended, without_ended
 from corollout.rollouts.output import Checks, Output, longest
@@ -68,6 +70,8 @@ class Engine:
     noise that its parent had at the same steps (common random numbers), otherwise with noise of its own; both are
     unbiased.
 
+    The ``temperature`` is part of the policy: what is sampled, optimised and scored is p ∝ exp(logits / temperature).
+
     Two options are for GPUs. Rows that have ended are dropped ``drop_every`` steps: how many there are, the host has to
     wait for, which keeps it from giving the device work ahead; until then they are computed along. ``compile_step`` is
     a mode of ``torch.compile`` for the policy's step: "default", "reduce-overhead" (CUDA graphs), "max-autotune".
@@ -85,21 +89,31 @@ class Engine:
         share_noise: bool = True,
         drop_every: int = 1,
         compile_step: str | None = None,
+        temperature: float | int = 1.0,
     ):
         if min(bos, eos) < 0 or min(max_length, max_rows, drop_every) < 1:
             raise InputError(
                 f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length, max_rows and drop_every ≥ 1, "
                 f"not {max_length}, {max_rows} and {drop_every}"
             )
-        self.policy = policy
-        self.head: Head = head_of(policy)
+        if not 0 < temperature < math.inf:
+            raise InputError(f"temperature must be a positive number, not {temperature}")
+        self.temperature = temperature
+        self.use(policy)
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
         self.drop_every = drop_every
-        self._compiled_step = None if compile_step is None else compiled_step(policy, compile_step)
+        self._compiled_step = None if compile_step is None else compiled_step(self.model, compile_step)
         self.output_width: int | None = None  # of the policy's outputs, once it has put out something
         self.prompts: Int64[Tensor, "context token"] | None = None  # that sequences begin with, if there are any
+
+    def use(self, policy: Policy) -> None:
+        """Sample from this policy, with the settings as they are."""
+        self.policy = policy
+        self.model: Policy = policy if self.temperature == 1 else Tempered(policy, self.temperature)
+        """What is computed: the policy, at the temperature."""
+        self.head: Head = head_of(self.model)
 
     def generate(
         self,
@@ -194,7 +208,7 @@ class Engine:
             out.tokens[:, :width] = torch.where(before, parents.tokens[branches.parent], self.eos)
             # In the order of their steps, the rows of a chunk are under way at the same time.
             order = branches.step.argsort(stable=True)
-            screening = Screening.offered_by(self.policy, len(branches))
+            screening = Screening.offered_by(self.model, len(branches))
             tokens = sum(
                 self._run_branches(mains, branches, about, chunk, keys, out, screening)
                 for chunk in order.split(self.max_rows)
@@ -214,7 +228,7 @@ class Engine:
             state = prefix.states.at(0, prefix.place[rows - prefix.rows.start, 0])
             tokens = trajectories.tokens[rows, :2]
             with evaluation_mode(self.policy):
-                again, _ = self.policy.step(state, tokens[:, 0])
+                again, _ = self.model.step(state, tokens[:, 0])
             logits = full_precision(self.head.logits(again[:, None], tokens[:, 1:]))
             gap = self.head.log_probs(logits, tokens[:, 1:])[:, 0] - trajectories.token_log_probs[rows, 1]
             if not float(gap.abs().max()) <= score_tolerance(again.dtype):
@@ -328,7 +342,7 @@ class Engine:
                 outputs, state = self._step(state, read)
                 tokens, _, valid = self.head.choose(outputs, *drawing)
             else:
-                hidden, read_out, state = self.policy.step_hidden(state, read)  # pyright: ignore[reportAttributeAccessIssue]
+                hidden, read_out, state = self.model.step_hidden(state, read)  # pyright: ignore[reportAttributeAccessIssue]
                 tokens, valid = screening.choose(hidden, read_out, *drawing)
             checks.add(t + 1, valid, index, row, ended)
         checks.report(lambda of: mains.trajectories.examples[branches.parent[of]])
@@ -423,7 +437,7 @@ class Engine:
 
     def _step(self, state: Any, tokens: Rows) -> tuple[Float[Tensor, "row width"], Any]:
         """The policy's step, checked for its shape."""
-        outputs, state = (self._compiled_step or self.policy.step)(state, tokens)
+        outputs, state = (self._compiled_step or self.model.step)(state, tokens)
         if outputs.ndim != 2 or len(outputs) != len(tokens):
             raise PolicyError(
                 f"policy.step returned logits of shape {list(outputs.shape)} for {len(tokens)} rows; "

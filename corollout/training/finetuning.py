@@ -27,6 +27,7 @@ from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
 from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock
 from corollout.training.checkpoints import State
+from corollout.training.regularisation import Penalty, Regulariser
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
 from corollout.types import Cost, Sequences, Trajectories, full_precision
@@ -46,6 +47,8 @@ class Estimate:
     engine: Engine
     memory: Any
     seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
+    own_rewards: Float[Tensor, " source"] | None = None  # without the penalty
+    penalty: Penalty | None = None
 
     def backward(self) -> None:
         """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
@@ -62,8 +65,9 @@ class Estimate:
 
     @property
     def mean_reward(self) -> float:
-        """The mean reward of the main trajectories."""
-        known = [reward for reward in self.rewards[: len(self.trajectories.tokens)].tolist() if not math.isnan(reward)]
+        """The mean reward of the main trajectories, without a penalty."""
+        rewards = self.rewards if self.own_rewards is None else self.own_rewards
+        known = [reward for reward in rewards[: len(self.trajectories.tokens)].tolist() if not math.isnan(reward)]
         return math.fsum(known) / len(known) if known else math.nan
 
     @property
@@ -91,12 +95,14 @@ def estimate(
     noise: Noise,
     *,
     check_score: bool = False,
+    regulariser: Regulariser | None = None,
 ) -> Estimate:
     """Estimate the gradient of the expected reward of a batch of contexts.
 
     Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
-    that was sampled. ``check_score`` compares what ``policy.score`` and ``policy.step`` return for the same tokens, and
-    makes sure that ``policy.step`` does not change old states.
+    that was sampled. A ``regulariser`` takes its penalties off the rewards. ``check_score`` compares what
+    ``policy.score`` and ``policy.step`` return for the same tokens, and makes sure that ``policy.step`` does not change
+    old states.
     """
     if len(batch) == 0:
         raise InputError("the batch is empty: there is no gradient to estimate")
@@ -119,8 +125,13 @@ def estimate(
             batch.aligned(context),
             trajectories.finished.tolist() + completed.finished.tolist(),
         )
-        rewards = scores.values.to(trajectories.tokens.device)
+        own_rewards = rewards = scores.values.to(trajectories.tokens.device)
         stopwatch.lap("reward")
+        penalty = None
+        if regulariser is not None:
+            penalty = regulariser.penalty(detach(memory), batch.context, mains, plan.branches, completed)
+            rewards = rewards - penalty.values
+            stopwatch.lap("penalty")
         if check_score:
             check_scores(engine, memory, mains)
             engine.check_states(mains)
@@ -140,7 +151,18 @@ def estimate(
         - scoring.tokens,
     )
     return Estimate(
-        trajectories, plan, completed, rewards, len(batch), cost, scoring, engine, detach(memory), stopwatch.seconds
+        trajectories,
+        plan,
+        completed,
+        rewards,
+        len(batch),
+        cost,
+        scoring,
+        engine,
+        detach(memory),
+        stopwatch.seconds,
+        own_rewards,
+        penalty,
     )
 
 

@@ -25,7 +25,8 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
     if can_loop(tensors):
         at, sizes, like, _kept = addresses([t if t.is_contiguous() else t.permute(memory_order(t)) for t in tensors])
         return math.sqrt(_sum_of_squares(at, sizes, like))
-    return math.hypot(*(float(torch.linalg.vector_norm(t.detach(), dtype=torch.float64)) for t in tensors))
+    norms = [torch.linalg.vector_norm(t.detach(), dtype=torch.float64) for t in tensors]
+    return float(torch.stack(norms).norm()) if norms else 0.0
 
 
 _LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from corollout.errors import PolicyError
@@ -51,7 +51,7 @@ def score(engine: Engine, memory: Any, mains: Mains, plan: Plan, rewards: Reward
     if not isinstance(plan, SparsePlan):
         return DenseScoring(engine, memory, mains.trajectories, plan, rewards)
     tree = PrefixTree.of(mains.trajectories, mains.trajectories.contexts, engine.bos)
-    if not hasattr(engine.policy, "hidden_states"):
+    if not hasattr(engine.model, "hidden_states"):
         return SequenceScoring(engine, memory, mains.trajectories, tree, plan, rewards)
     kind = PathScoring if engine.head.logits_by_token else PrefixScoring
     return kind(engine, memory, mains, tree, plan, rewards)
@@ -89,10 +89,10 @@ class PrefixScoring(Scoring):
 
     def _compute(self, engine: Engine, memory: Any) -> None:
         self.tokens = len(self._tree)
-        policy: Any = engine.policy
+        model: Any = engine.model
         if self.tokens:
-            self._hidden: Tensor = policy.hidden_states(memory, self._tree)
-            self._read_out: ReadOut = policy.read_out(self._tree)
+            self._hidden: Tensor = model.hidden_states(memory, self._tree)
+            self._read_out: ReadOut = model.read_out(self._tree)
 
     def _probabilities(self) -> TokenProbabilities:
         """Those of all tokens, from chunks of logits."""
@@ -154,8 +154,8 @@ class PathScoring(Scoring):
         assert decisions is not None
         self._decisions = Decisions(*(part[row, step][:, None] for part in vars(decisions).values()))
         if self.tokens:
-            policy: Any = engine.policy
-            hidden = policy.hidden_states(memory, tree)[tree.node[row, step]]
+            model: Any = engine.model
+            hidden = model.hidden_states(memory, tree)[tree.node[row, step]]
             self._logits = engine.head.logits(hidden[:, None], trajectories.tokens[row, step][:, None])[:, 0]
 
     def backward(self, scale: float) -> None:
@@ -279,10 +279,53 @@ class DenseScoring(Scoring):
 
 def score_rows(engine: Engine, memory: Any, sequences: Sequences, contexts: Rows) -> Float[Tensor, "row step width"]:
     """What ``policy.score`` puts out for some sequences."""
-    outputs = engine.policy.score(select(memory, contexts), engine.score_inputs(sequences))
+    outputs = engine.model.score(select(memory, contexts), engine.score_inputs(sequences))
     if outputs.shape[:2] != sequences.tokens.shape:
         raise _wrong_shape(engine, outputs, sequences)
     return outputs
+
+
+@torch.no_grad()
+def sequence_log_probs(engine: Engine, memory: Any, sequences: Sequences, contexts: Rows) -> Float64[Tensor, " row"]:
+    """The log-probabilities of whole sequences by the engine's policy; ``memory`` is that of all contexts.
+
+    As in scoring, each distinct prefix is computed once where the policy allows it, and logits a chunk at a time.
+    """
+    result = torch.zeros(len(sequences.tokens), dtype=torch.float64, device=sequences.tokens.device)
+    order = contexts.argsort(stable=True)  # a prefix tree wants the rows of a context together
+    model: Any = engine.model
+    size = len(order)
+    if not hasattr(model, "hidden_states"):
+        size = max(1, _BATCH // (max(1, engine.output_width or 1) * sequences.tokens.shape[1]))
+    for rows in order.split(size) if len(order) else ():
+        steps = int(sequences.lengths[rows].max())
+        part = Sequences(sequences.tokens[rows, :steps], sequences.lengths[rows], sequences.finished[rows])
+        row, step = part.mask.nonzero(as_tuple=True)
+        if hasattr(model, "hidden_states"):
+            tree = PrefixTree.of(part, contexts[rows], engine.bos)
+            values = _node_log_probs(engine, memory, tree, tree.node[row, step], part.tokens[row, step])
+        else:
+            outputs = score_rows(engine, memory, part, contexts[rows])
+            logits = full_precision(engine.head.logits(outputs, part.tokens))
+            values = engine.head.log_probs(logits, part.tokens)[row, step]
+        result.index_add_(0, rows[row], values.double())
+    return result
+
+
+def _node_log_probs(engine: Engine, memory: Any, tree: PrefixTree, node: Rows, token: Rows) -> Float[Tensor, " row"]:
+    """The log-probabilities of some tokens after some prefixes of a tree."""
+    model: Any = engine.model
+    hidden = model.hidden_states(memory, tree)
+    if engine.head.logits_by_token:
+        logits = full_precision(engine.head.logits(hidden[node][:, None], token[:, None]))
+        return engine.head.log_probs(logits, token[:, None])[:, 0]
+    read_out, order = model.read_out(tree), node.argsort(stable=True)
+    values = torch.zeros(len(node), dtype=full_precision(hidden).dtype, device=node.device)
+    for some in order.split(max(1, CHUNK // len(read_out.weight))):
+        nodes, place = node[some].unique_consecutive(return_inverse=True)
+        logits = full_precision(read_out.logits(hidden[nodes], nodes))
+        values[some] = logits[place, token[some]] - logits.logsumexp(1)[place]
+    return values
 
 
 @torch.no_grad()
@@ -300,12 +343,12 @@ def check_scores(engine: Engine, memory: Any, mains: Mains) -> None:
     if outputs.shape[2] != width:
         raise _wrong_shape(engine, outputs, part)
     _compare(engine, "policy.score", outputs, trajectories, sampled[:rows])
-    policy: Any = engine.policy
-    if hasattr(policy, "hidden_states"):
+    model: Any = engine.model
+    if hasattr(model, "hidden_states"):
         tree = PrefixTree.of(part, contexts, engine.bos)
-        hidden = policy.hidden_states(memory, tree)
+        hidden = model.hidden_states(memory, tree)
         if not engine.head.logits_by_token:
-            hidden = policy.read_out(tree).logits(hidden, slice(None))
+            hidden = model.read_out(tree).logits(hidden, slice(None))
         _compare(engine, "policy.hidden_states", hidden[tree.node.clamp(min=0)], trajectories, sampled[:rows])
 
 

@@ -229,6 +229,8 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "1 -> 2",
     ): "any negative number means that it is not kept",
     ("budget.systematic_sample", "certain = probabilities == 1", "1 -> 2"): "a tick hits every interval of length 1",
+    ("score._greedy_sequences", "count =", "1 -> 2"): _EMPTY,
+    ("score._greedy_sequences", "count =", "0 -> 1"): _EMPTY,
     ("score._greedy_baselines", "number = torch.full(", "1 -> 2"): "one column more than is read",
     ("score._greedy_baselines", "source = torch.arange(", "1 -> 2"): "more columns than are read",
     ("binary.disarm_weight", "return 0.5 * sign", "0.5 * sign -> 0.5 / sign"): "the sign is 1 or −1",
