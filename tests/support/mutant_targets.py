@@ -210,10 +210,10 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ("estimator.Branching.spend", "start = uniform(", "1 -> 2"): "only the first is used",
     **{
         (function, line, f"ROUNDING * squares -> {change}"): _ROUNDING
-        for function, line in (("ars._sums", "kept ="), ("ars._bucket", "if centred >"))
+        for function, line in (("ars._sums", "large ="), ("ars._bucket", "if centred >"))
         for change in ("ROUNDING / squares", "ROUNDING")
     },
-    ("ars._sums", "used = kept[branch]", "0 -> 1"): _NOT_ONE,
+    ("ars._sums", "kept, used =", "0 -> 1"): _NOT_ONE,
     ("ars._bucket", "if total[m] != 0:", "0 -> 1"): _NOT_ONE,
     ("ars.Coefficients.mean", "steps = int(", "1 -> 2"): "numbers of cells that are further apart",
     ("ars._bucket", "cells, terms =", "2 -> 3"): _ROOM,
@@ -231,6 +231,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ("budget.systematic_sample", "certain = probabilities == 1", "1 -> 2"): "a tick hits every interval of length 1",
     ("score._greedy_sequences", "count =", "1 -> 2"): _EMPTY,
     ("score._greedy_sequences", "count =", "0 -> 1"): _EMPTY,
+    ("score._greedy_sequences", "source =", "1 -> 2"): _ROOM,
     ("score._greedy_baselines", "number = torch.full(", "1 -> 2"): "one column more than is read",
     ("score._greedy_baselines", "source = torch.arange(", "1 -> 2"): "more columns than are read",
     ("binary.disarm_weight", "return 0.5 * sign", "0.5 * sign -> 0.5 / sign"): "the sign is 1 or −1",
