@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from corollout.compilation import wall_time
 from corollout.data import Batch, Columns
@@ -25,9 +25,9 @@ from corollout.policies import detach, evaluation_mode
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, load_policy
 from corollout.training.checkpoints import State
-from corollout.training.regularisation import Penalty, Regulariser
+from corollout.training.regularisation import KL, Penalty, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
 from corollout.types import Cost, Sequences, Trajectories, full_precision
@@ -203,6 +203,8 @@ class Metrics:
     rollouts_by_step: list[float]  # the same at each step: mean over the main trajectories that reach it
     rollouts_by_depth: list[float]  # the same at each depth of a tree: mean over the tokens that have a decision there
     mean_length: float
+    entropy: float  # of the policy, in nats a token, estimated by the main trajectories
+    kl: float | None  # from the reference, in nats a sequence, estimated by the main trajectories; None without one
     tokens: int  # generated so far; a prefix that sequences share counts once
     scored_tokens: int  # computed with gradient so far
     saved_tokens: int  # so far: what sharing prefixes, and gradients of zero, made unnecessary
@@ -219,6 +221,10 @@ class Trainer(BaseTrainer[Metrics]):
     Every ``probe_every`` updates, variance and cost of the current estimator and of those in ``probes`` are measured on
     a few batches and reported as an event. That costs as much as some more updates, and is not counted in ``seconds``,
     ``tokens`` or reward calls. What the estimator "auto" spends on its choices is.
+
+    ``kl`` takes that many times the divergence from a ``reference`` policy, by default the policy as it is now, off the
+    objective (:class:`KL` steers it to a target), and ``entropy`` adds that many times the entropy of a sequence, in
+    nats. Both are a part of every reward, so that estimates stay unbiased; metrics show rewards without them.
     """
 
     def __init__(
@@ -237,6 +243,9 @@ class Trainer(BaseTrainer[Metrics]):
         clock: Clock = "wall",
         probe_every: int = 0,
         probes: Sequence[str] = (),
+        kl: KL | float | None = None,
+        reference: nn.Module | None = None,
+        entropy: float = 0.0,
         on_event: Callback = ignore,
     ):
         super().__init__(
@@ -248,6 +257,9 @@ class Trainer(BaseTrainer[Metrics]):
         self.cost = Cost()
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
+        self.regulariser: Regulariser | None = None
+        if kl is not None or entropy or reference is not None:
+            self.regulariser = Regulariser(engine, as_kl(kl), entropy, reference)
 
     def step(self) -> Metrics:
         started = self.now()
@@ -255,13 +267,18 @@ class Trainer(BaseTrainer[Metrics]):
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
             self._choose_estimator(self.estimator)
         noise = self.noise.fold(ROLLOUTS, epoch)
-        sample = estimate(self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0)
+        sample = estimate(
+            self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
+            regulariser=self.regulariser,
+        )  # fmt: skip
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
         gradient, norm = self._sketch.with_norm()
         self.clip_to_norm(norm)
         self.step_optimizer()
         self.estimator = sample.updated(self.estimator)
+        if self.regulariser is not None and sample.penalty is not None:
+            self.regulariser.updated(sample.penalty)
         self.count_update(started)
         self.cost += sample.cost
         self.tokens = self.cost.tokens
@@ -277,6 +294,8 @@ class Trainer(BaseTrainer[Metrics]):
             rollouts_by_step=rollouts_by_step(sample),
             rollouts_by_depth=rollouts_by_depth(sample),
             mean_length=sample.cost.main_tokens / len(sample.trajectories.lengths),
+            entropy=-float(sample.trajectories.log_probs.sum()) / max(sample.cost.main_tokens, 1),
+            kl=None if sample.penalty is None else sample.penalty.divergence,
             tokens=self.tokens,
             scored_tokens=self.cost.scored_tokens,
             saved_tokens=self.cost.saved_tokens,
@@ -289,7 +308,9 @@ class Trainer(BaseTrainer[Metrics]):
         from corollout.training.probes import choose_estimator  # probes make estimates, so they import this module
 
         batches, noise = self._probe_batches(auto.estimates), self._probe_noise
-        choice = choose_estimator(auto, self.engine, batches, self.reward, noise, self.updates, self.now)
+        choice = choose_estimator(
+            auto, self.engine, batches, self.reward, noise, self.updates, self.now, self.regulariser
+        )
         self.estimator = choice.estimator
         self.cost += choice.cost
         self.on_event(Event("choice", choice.record()))
@@ -300,7 +321,9 @@ class Trainer(BaseTrainer[Metrics]):
 
         estimators = {"in use": self.estimator, **self.probes}
         batches, noise = self._probe_batches(PROBE_ESTIMATES), self._probe_noise
-        probes, _, _ = probe_estimators(self.engine, batches, self.reward, estimators, noise, self.now)
+        probes, _, _ = probe_estimators(
+            self.engine, batches, self.reward, estimators, noise, self.now, regulariser=self.regulariser
+        )
         seen = [probe.record(name) for name, probe in probes.items()]
         self.on_event(Event("probe", {"update": self.updates, "seen": seen}))
 
@@ -318,7 +341,11 @@ class Trainer(BaseTrainer[Metrics]):
         tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
         if isinstance(self.estimator, Adaptive):
             tensors |= {_ESTIMATOR + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
-        return State(tensors, {"cost": asdict(self.cost), "count": self.variance.count})
+        values: dict[str, Any] = {"cost": asdict(self.cost), "count": self.variance.count}
+        if self.regulariser is not None:
+            tensors |= {_REFERENCE + name: tensor.clone() for name, tensor in self.regulariser.tensors()}
+            values["kl"] = self.regulariser.coefficient
+        return State(tensors, values)
 
     def load_extra_state(self, state: State) -> None:
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
@@ -329,12 +356,19 @@ class Trainer(BaseTrainer[Metrics]):
             self.variance.load(0, None, None)
             self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):
-            self.estimator = self.estimator.load_state_dict(
-                {name.removeprefix(_ESTIMATOR): t for name, t in tensors.items() if name.startswith(_ESTIMATOR)}
-            )
+            self.estimator = self.estimator.load_state_dict(_part(tensors, _ESTIMATOR))
+        if self.regulariser is not None and "kl" in state.values:
+            self.regulariser.coefficient = state.values["kl"]
+            if self.regulariser.reference is not None:
+                load_policy(self.regulariser.reference, _part(tensors, _REFERENCE), "the reference of the state")
 
 
-_ESTIMATOR = "estimator/"  # prefix of an adaptive estimator's tensors in a state
+# Prefixes of tensors in a state: of an adaptive estimator, and of a reference policy.
+_ESTIMATOR, _REFERENCE = "estimator/", "reference/"
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def rollouts_by_step(sample: Estimate) -> list[float]:

@@ -13,7 +13,7 @@ from corollout.errors import InputError
 from corollout.events import Callback, ignore
 from corollout.noise import FREE, MAIN, uniform
 from corollout.policies import detach, evaluation_mode
-from corollout.policies.protocol import SOFTMAX
+from corollout.policies.protocol import SOFTMAX, head_of
 from corollout.policies.read_out import PrefixCredits, read_out_backward
 from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine
@@ -124,7 +124,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
     def _backward(self, memory: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         """Back-propagate minus the mean log-probability of the target tokens, and return it."""
         policy: Any = self.engine.policy
-        head, mask = self.engine.head, targets >= 0
+        head, mask = head_of(policy), targets >= 0  # without a temperature, which is for rewards
         if not hasattr(policy, "hidden_states"):
             loss = self._loss(policy.score(memory, inputs), targets)
             loss.backward()
@@ -147,7 +147,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Minus the mean log-probability of the target tokens, from what the policy puts out at all steps."""
-        head = self.engine.head
+        head = head_of(self.engine.policy)
         if head is SOFTMAX:
             return cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
         mask = targets >= 0
@@ -163,14 +163,14 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         steps = torch.arange(inputs.shape[1] - 1, device=inputs.device)
         coins = uniform(noise.keys(examples, _COIN), torch.zeros_like(examples), len(steps)) < probability
         keys = noise.keys(examples, MAIN)
-        inputs = inputs.clone()
+        inputs, head = inputs.clone(), head_of(self.engine.policy)
         with evaluation_mode(self.engine.policy):
             state = self.engine.policy.start(memory)
             for t in steps.tolist():
                 outputs, state = self.engine.policy.step(state, inputs[:, t])
                 rows = coins[:, t].nonzero().squeeze(1)
                 if len(rows):
-                    choice = self.engine.head.choose(outputs[rows], keys[rows], torch.full_like(rows, t), False)
+                    choice = head.choose(outputs[rows], keys[rows], torch.full_like(rows, t), False)
                     inputs[rows, t + 1] = choice.tokens
         return inputs
 

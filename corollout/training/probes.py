@@ -18,6 +18,7 @@ from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.base import GradientStatistics, flat_gradient, policy_module
 from corollout.training.finetuning import Estimate, estimate
+from corollout.training.regularisation import Regulariser
 from corollout.types import Cost
 
 Now = Callable[[], float]
@@ -95,7 +96,9 @@ class Recorder:
 
 
 @contextmanager
-def gradient_source(engine: Engine, batch: Batch, reward: Reward | RewardFunction) -> Generator[Draw, None, None]:
+def gradient_source(
+    engine: Engine, batch: Batch, reward: Reward | RewardFunction, regulariser: Regulariser | None = None
+) -> Generator[Draw, None, None]:
     """Inside, gradient estimates are drawn for a batch; afterwards the parameters have their own gradients back."""
     policy = policy_module(engine, "the variance of a gradient")
     parameters = [p for p in policy.parameters() if p.requires_grad]
@@ -104,7 +107,7 @@ def gradient_source(engine: Engine, batch: Batch, reward: Reward | RewardFunctio
     def draw(estimator: Estimator | str, noise: Noise) -> tuple[Estimate, Tensor]:
         for p in parameters:
             p.grad = None
-        sample = estimate(engine, batch, reward, estimator, noise)
+        sample = estimate(engine, batch, reward, estimator, noise, regulariser=regulariser)
         sample.backward()
         return sample, flat_gradient(parameters)
 
@@ -148,6 +151,7 @@ def probe_estimators(
     noise: Noise,
     now: Now,
     give_up_at: float = math.inf,
+    regulariser: Regulariser | None = None,
 ) -> tuple[dict[str, Probe], dict[str, Estimator], Cost]:
     """One estimate by each estimator on each batch; return the probes, the estimators with what they learned, and the
     cost. An estimator whose variance × seconds is more than ``give_up_at`` times the smallest after a few estimates
@@ -161,7 +165,7 @@ def probe_estimators(
     recorders = {name: Recorder() for name in estimators}
     active = list(estimators)
     for turn, batch in enumerate(batches):
-        with gradient_source(engine, batch, reward) as draw:
+        with gradient_source(engine, batch, reward, regulariser) as draw:
             for name in active:
                 started = now()
                 sample, gradient = draw(updated[name], noise.fold(turn))
@@ -212,10 +216,19 @@ def _rank(probe: Probe) -> tuple[int, float]:
 
 
 def choose_estimator(
-    auto: Auto, engine: Engine, batches: Iterable[Batch], reward: Reward, noise: Noise, updates: int, now: Now
+    auto: Auto,
+    engine: Engine,
+    batches: Iterable[Batch],
+    reward: Reward,
+    noise: Noise,
+    updates: int,
+    now: Now,
+    regulariser: Regulariser | None = None,
 ) -> Choice:
     """Probe all candidates of "auto" and use the one with the smallest variance × seconds."""
-    probes, updated, cost = probe_estimators(engine, batches, reward, auto.candidates, noise, now, _FAR_BEHIND)
+    probes, updated, cost = probe_estimators(
+        engine, batches, reward, auto.candidates, noise, now, _FAR_BEHIND, regulariser
+    )
     # If nothing distinguishes them, the current one stays in use.
     best = min(probes, key=lambda name: (*_rank(probes[name]), name != auto.name))
     return Choice(replace(auto, candidates=updated, chosen=best), updates, probes, cost)

@@ -15,14 +15,14 @@ of every sequence's reward, of main trajectories and of branches alike, and ever
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
 from corollout.errors import InputError, PolicyError
-from corollout.policies.protocol import evaluation_mode
+from corollout.policies.protocol import Policy, evaluation_mode
 from corollout.rollouts import Engine, Mains
 from corollout.training.scoring import sequence_log_probs
 from corollout.types import Branches, Sequences
@@ -87,7 +87,7 @@ class Regulariser:
             for parameter in self.reference.parameters():
                 parameter.requires_grad_(False)
             self._reference_engine = copy.copy(engine)
-            self._reference_engine.use(self.reference)
+            self._reference_engine.use(cast(Policy, self.reference))
 
     @torch.no_grad()
     def penalty(self, memory: Any, context: Any, mains: Mains, branches: Branches, completed: Sequences) -> Penalty:

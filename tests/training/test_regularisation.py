@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.synchronisations import CONTEXTS, Case, cases
-from corollout import Engine, InputError, Noise, PolicyError, estimate
+from corollout import Engine, InputError, Noise, PolicyError, Trainer, estimate
 from corollout.data import Columns
 from corollout.estimators import make_estimator
 from corollout.policies.protocol import evaluation_mode
@@ -210,3 +210,60 @@ def test_a_reference_that_forbids_what_was_generated_is_told():
 def test_bad_temperatures_are_told(temperature: float):
     with pytest.raises(InputError, match="temperature must be a positive number"):
         problem_of("arsm").engine(temperature=temperature)
+
+
+# In training
+
+
+def trainer_of(problem: Problem, **options: Any) -> Trainer:
+    data = Columns(context=torch.zeros(64, dtype=torch.int64))
+    optimizer = torch.optim.Adam(problem.policy.parameters(), lr=0.05)
+    return Trainer(
+        problem.engine(), data, lambda sequences: [float(len(tokens)) for tokens in sequences], "rloo-4", optimizer,
+        batch_size=32, **options,
+    )  # fmt: skip
+
+
+def test_training_stays_near_the_reference():
+    last = {}
+    for name, options in {"free": {}, "kl": {"kl": 3.0}, "entropy": {"entropy": 20.0}}.items():
+        problem = problem_of("arsm")
+        metrics = list(trainer_of(problem, **options).run(updates=60))
+        with torch.no_grad():
+            p = log_probs(problem, problem.policy, 1.0)
+            start = log_probs(problem, problem_of("arsm").policy, 1.0)
+        last[name] = metrics[-1], float((p.exp() * (p - start)).sum()), float(-(p.exp() * p).sum())
+        assert all((one.kl is None) == (name != "kl") for one in metrics)
+    assert last["kl"][1] < 0.3 * last["free"][1]
+    assert last["entropy"][2] > 1.2 * last["free"][2]
+    assert last["entropy"][0].entropy > last["free"][0].entropy
+    # Rewards are shown without the penalty.
+    assert last["free"][0].reward <= 3.0
+
+
+def test_a_resumed_training_has_its_reference_and_its_coefficient():
+    whole = problem_of("arsm")
+    trainer = trainer_of(whole, kl=KL(0.5, target=0.01))
+    for _ in trainer.run(updates=5):
+        pass
+    state, expected = trainer.state(), [metrics.reward for metrics in trainer.run(updates=10)]
+    assert trainer.regulariser is not None
+    assert trainer.regulariser.coefficient > 0.5
+    again = problem_of("arsm")
+    with torch.no_grad():
+        again.policy.table.add_(1.0)  # another start, which the state replaces
+    resumed = trainer_of(again, kl=KL(0.5, target=0.01))
+    resumed.load_state(state)
+    assert [metrics.reward for metrics in resumed.run(updates=10)] == expected
+    assert torch.equal(again.policy.table, whole.policy.table)
+    assert resumed.regulariser is not None
+    assert resumed.regulariser.coefficient == trainer.regulariser.coefficient
+
+
+def test_what_auto_measures_has_the_penalty(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    penalty = Regulariser.penalty
+    monkeypatch.setattr(Regulariser, "penalty", lambda self, *args: seen.append(1) or penalty(self, *args))
+    trainer = trainer_of(problem_of("arsm"), kl=0.1, probe_every=1, probes=["reinforce"])
+    next(iter(trainer.run(updates=1)))
+    assert len(seen) > 2
