@@ -83,11 +83,10 @@ class Regulariser:
             policy: Any = engine.policy
             if reference is None and not isinstance(policy, nn.Module):
                 raise InputError("a penalty on the divergence needs a policy that is an nn.Module, or a reference")
-            self.reference = copy.deepcopy(policy) if reference is None else reference
-            for parameter in self.reference.parameters():
-                parameter.requires_grad_(False)
+            frozen = copy.deepcopy(policy) if reference is None else reference
+            self.reference = frozen.requires_grad_(False)
             self._reference_engine = copy.copy(engine)
-            self._reference_engine.use(cast(Policy, self.reference))
+            self._reference_engine.use(cast(Policy, frozen))
 
     @torch.no_grad()
     def penalty(self, memory: Any, context: Any, mains: Mains, branches: Branches, completed: Sequences) -> Penalty:
