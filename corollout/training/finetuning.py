@@ -4,7 +4,6 @@
 batch, estimate, backward, clip, step, metrics.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,9 +26,18 @@ from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
 from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, load_policy
 from corollout.training.checkpoints import State
+from corollout.training.metrics import (
+    Metrics,
+    RewardNumbers,
+    equal_share,
+    peak_memory,
+    rollouts_by_depth,
+    rollouts_by_step,
+)
 from corollout.training.regularisation import KL, Penalty, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
+from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 
@@ -41,13 +49,13 @@ class Estimate:
     plan: Plan
     completed: Sequences  # the branches' sequences
     rewards: Float[Tensor, " source"]  # of the main trajectories, then of the branches; NaN: skipped
+    own_rewards: Float[Tensor, " source"]  # the same without a penalty
     contexts: int
     cost: Cost
     scoring: Scoring
     engine: Engine
     memory: Any
     seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
-    own_rewards: Float[Tensor, " source"] | None = None  # without the penalty
     penalty: Penalty | None = None
 
     def backward(self) -> None:
@@ -66,9 +74,18 @@ class Estimate:
     @property
     def mean_reward(self) -> float:
         """The mean reward of the main trajectories, without a penalty."""
-        rewards = self.rewards if self.own_rewards is None else self.own_rewards
-        known = [reward for reward in rewards[: len(self.trajectories.tokens)].tolist() if not math.isnan(reward)]
-        return math.fsum(known) / len(known) if known else math.nan
+        return self.reward_numbers.mean
+
+    @property
+    def reward_numbers(self) -> RewardNumbers:
+        """The rewards of the main trajectories, without a penalty."""
+        return RewardNumbers.of(self.own_rewards[: len(self.trajectories.tokens)].tolist())
+
+    @property
+    def equal_rewards(self) -> float:
+        """The share of contexts with several sequences, branches included, that all got the same reward."""
+        contexts = self.trajectories.contexts
+        return equal_share(self.own_rewards, torch.cat([contexts, contexts[self.plan.branches.parent]]), self.contexts)
 
     @property
     def logits(self) -> Float[Tensor, "row step vocab"]:
@@ -155,13 +172,13 @@ def estimate(
         plan,
         completed,
         rewards,
+        own_rewards,
         len(batch),
         cost,
         scoring,
         engine,
         detach(memory),
         stopwatch.seconds,
-        own_rewards,
         penalty,
     )
 
@@ -188,28 +205,6 @@ class _Stopwatch:
         now = wall_time()
         self.seconds[name] = now - self._last
         self._last = now
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """What is recorded of an update."""
-
-    update: int
-    epoch: int
-    reward: float  # mean over the main trajectories
-    gradient_norm: float  # before clipping
-    gradient_variance: float  # exponential average, see RunningVariance
-    rollouts_per_step: float  # branches, greedy baselines included, per token of the main trajectories
-    rollouts_by_step: list[float]  # the same at each step: mean over the main trajectories that reach it
-    rollouts_by_depth: list[float]  # the same at each depth of a tree: mean over the tokens that have a decision there
-    mean_length: float
-    entropy: float  # of the policy, in nats a token, estimated by the main trajectories
-    kl: float | None  # from the reference, in nats a sequence, estimated by the main trajectories; None without one
-    tokens: int  # generated so far; a prefix that sequences share counts once
-    scored_tokens: int  # computed with gradient so far
-    saved_tokens: int  # so far: what sharing prefixes, and gradients of zero, made unnecessary
-    reward_calls: int  # so far
-    seconds: float  # so far, updates only
 
 
 class Trainer(BaseTrainer[Metrics]):
@@ -257,12 +252,13 @@ class Trainer(BaseTrainer[Metrics]):
         self.cost = Cost()
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
+        self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
         if kl is not None or entropy or reference is not None:
             self.regulariser = Regulariser(engine, as_kl(kl), entropy, reference)
 
     def step(self) -> Metrics:
-        started = self.now()
+        started, before = self.now(), self.seconds
         epoch, batch = self.epochs, self.next_batch()
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
             self._choose_estimator(self.estimator)
@@ -284,24 +280,37 @@ class Trainer(BaseTrainer[Metrics]):
         self.tokens = self.cost.tokens
         if self.probe_every and self.updates % self.probe_every == 0:
             self._probe_estimators()
-        return Metrics(
+        trajectories, branches = sample.trajectories, sample.plan.branches
+        rewards, rows = sample.reward_numbers, max(len(trajectories.tokens), 1)
+        metrics = Metrics(
             update=self.updates,
             epoch=epoch,
-            reward=sample.mean_reward,
+            reward=rewards.mean,
+            reward_std=rewards.std,
+            reward_min=rewards.least,
+            reward_max=rewards.largest,
+            equal_rewards=sample.equal_rewards,
             gradient_norm=norm,
+            clipped=float(self.max_grad_norm is not None and norm > self.max_grad_norm),
             gradient_variance=self.variance.add(gradient),
             rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
-            rollouts_by_step=rollouts_by_step(sample),
-            rollouts_by_depth=rollouts_by_depth(sample),
-            mean_length=sample.cost.main_tokens / len(sample.trajectories.lengths),
-            entropy=-float(sample.trajectories.log_probs.sum()) / max(sample.cost.main_tokens, 1),
+            rollouts_by_step=rollouts_by_step(trajectories, branches),
+            rollouts_by_depth=rollouts_by_depth(trajectories, branches),
+            mean_length=sample.cost.main_tokens / rows,
+            cut=1 - float(trajectories.finished.sum()) / rows,
+            entropy=-float(trajectories.log_probs.sum()) / max(sample.cost.main_tokens, 1),
             kl=None if sample.penalty is None else sample.penalty.divergence,
             tokens=self.tokens,
             scored_tokens=self.cost.scored_tokens,
             saved_tokens=self.cost.saved_tokens,
             reward_calls=self.cost.reward_calls,
             seconds=self.seconds,
+            tokens_per_second=sample.cost.tokens / max(self.seconds - before, 1e-9),
+            peak_memory=peak_memory(self.device),
         )
+        for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):
+            self.on_event(warning(text))
+        return metrics
 
     def _choose_estimator(self, auto: Auto) -> None:
         """Let "auto" use the best of its candidates from here on."""
@@ -341,7 +350,9 @@ class Trainer(BaseTrainer[Metrics]):
         tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
         if isinstance(self.estimator, Adaptive):
             tensors |= {_ESTIMATOR + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
-        values: dict[str, Any] = {"cost": asdict(self.cost), "count": self.variance.count}
+        values: dict[str, Any] = {
+            "cost": asdict(self.cost), "count": self.variance.count, "watchdog": self.watchdog.state()
+        }  # fmt: skip
         if self.regulariser is not None:
             tensors |= {_REFERENCE + name: tensor.clone() for name, tensor in self.regulariser.tensors()}
             values["kl"] = self.regulariser.coefficient
@@ -350,6 +361,8 @@ class Trainer(BaseTrainer[Metrics]):
     def load_extra_state(self, state: State) -> None:
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.cost = Cost(**state.values["cost"])
+        if "watchdog" in state.values:
+            self.watchdog.load(state.values["watchdog"])
         self.variance.load(state.values["count"], tensors.get("mean"), tensors.get("square"))
         mean, square = self.variance.mean, self.variance.square
         if mean is not None and (len(mean) != self._sketch.size or (square is not None and square.dim() > 0)):
@@ -369,25 +382,3 @@ _ESTIMATOR, _REFERENCE = "estimator/", "reference/"
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def rollouts_by_step(sample: Estimate) -> list[float]:
-    """Branches that depart at each step, per main trajectory that reaches it."""
-    lengths = sample.trajectories.lengths
-    steps = sample.trajectories.tokens.shape[1] if len(lengths) else 0
-    if sample.cost.rollouts == 0:
-        return [0.0] * steps
-    reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
-    departing = torch.bincount(sample.plan.branches.step, minlength=steps)
-    return [round(mean, 4) for mean in (departing[:steps] / reaching).tolist()]
-
-
-def rollouts_by_depth(sample: Estimate) -> list[float]:
-    """Branches that leave a token's path at each depth of a tree, per token that decides there; [] without a tree."""
-    decisions, branches = sample.trajectories.decisions, sample.plan.branches
-    if decisions is None:
-        return []
-    cell = (branches.parent, branches.step)
-    departing = ((decisions.other[cell] == branches.token[:, None]) & decisions.valid[cell]).sum(0)
-    reaching = (decisions.valid & sample.trajectories.mask[:, :, None]).sum((0, 1))
-    return [round(mean, 4) for mean in (departing / reaching.clamp(min=1)).tolist()]

@@ -28,6 +28,7 @@ from corollout.experiments.cold_start import METHODS, SCALES, Runs, first_name, 
 from corollout.experiments.table1 import TABLE1
 from corollout.sweeps.sweep import PLAN, open_sweep
 from corollout.tasks.karel.generator import generate
+from corollout.training.metrics import TIMED
 from tests.reliability.launcher import Launcher, Started
 from tests.reliability.suite import Finished
 from tests.support.caption_files import coco, karpathy, numbers
@@ -47,7 +48,7 @@ LAB = "lab mle --examples 2 --estimates 8 --reference rloo-4 --reference-estimat
 FEATURES = "-m tests.reliability.programs features"
 
 # Values that differ from call to call, by their keys in JSON; digests and sizes of what contains such values.
-VARIABLE = {"seconds", "cpu_seconds", "date", "command", "commit", "machine", "versions", "digest", "metrics"}
+VARIABLE = {*TIMED, "cpu_seconds", "date", "command", "commit", "machine", "versions", "digest", "metrics"}
 IS_DONE = re.compile("is not empty|nothing is overwritten")  # refusals to do again what exists
 RUN_FILES = re.compile(r"(.*/)?(lock|events)(/.*)?")
 REPORTS = ("report.html", "report.json", "table.md", "manifest.json", "page.html")

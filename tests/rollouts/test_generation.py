@@ -1,5 +1,6 @@
 """``Engine.generate``: every mode, filters against a slow twin, prompts against sequences that go on from them."""
 
+import copy
 import math
 from typing import Any
 
@@ -85,12 +86,12 @@ def test_filtered_draws_have_the_filtered_probabilities():
         state = engine.policy.start(engine.policy.encode(CAPTIONS.contexts[:1]))
         outputs, _ = engine.policy.step(state, torch.tensor([CAPTIONS.bos]))
     exact = FilteredSoftmax(**options).filtered(10 * outputs).softmax(1)[0]
+    policy: Any = copy.deepcopy(CAPTIONS.policy)
     with torch.no_grad():
-        CAPTIONS.policy.output *= 10  # pyright: ignore
-        CAPTIONS.policy.output_bias *= 10  # pyright: ignore
-        (drawn,) = engine.generate(CAPTIONS.contexts[:1], count=20_000, **options)
-        CAPTIONS.policy.output /= 10  # pyright: ignore
-        CAPTIONS.policy.output_bias /= 10  # pyright: ignore
+        policy.output *= 10
+        policy.output_bias *= 10
+    engine.use(policy)
+    (drawn,) = engine.generate(CAPTIONS.contexts[:1], count=20_000, **options)
     tokens = [one.tokens[0] if one.tokens else CAPTIONS.eos for one in drawn]
     counts = torch.bincount(torch.tensor(tokens), minlength=9) / len(tokens)
     assert 2 <= int((exact > 0).sum()) <= 5

@@ -18,6 +18,7 @@ from corollout.signals import STOPS, exit_code
 from corollout.training import Run, Schedule, fit
 from corollout.training.base import BaseTrainer, load_policy
 from corollout.training.checkpoints import State
+from corollout.training.metrics import TIMED
 from tests.support.small_task import eval_weights, make_mle_trainer, make_policy, make_trainer, weights
 
 MAKERS = [partial(make_trainer, "arsm"), make_mle_trainer, partial(make_mle_trainer, ema_decay=0.8)]
@@ -47,7 +48,7 @@ def fit_in(
 
 
 def without_seconds(metrics: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(metrics).items() if name != "seconds"}
+    return {name: value for name, value in vars(metrics).items() if name not in TIMED}
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -157,7 +158,7 @@ def test_an_interrupted_run_is_saved_and_resumed(tmp_path: Path, make: Any):
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in r.items() if key != "seconds"} for r in Run.open(directory).records()]
+    return [{key: value for key, value in r.items() if key not in TIMED} for r in Run.open(directory).records()]
 
 
 @pytest.mark.parametrize("number", STOPS)

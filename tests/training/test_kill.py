@@ -10,6 +10,7 @@ import torch
 from corollout.files import read_weights
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.settings import ModelSettings
+from corollout.training.metrics import TIMED
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import create_finetuning, create_pretraining, resume_run
@@ -69,7 +70,7 @@ def assert_same(one: Path, other: Path) -> None:
     best = [read_weights(Run.open(path).best)[0] for path in (one, other)]
     assert all(torch.equal(tensor, best[1][name]) for name, tensor in best[0].items())
     records = [
-        [{key: value for key, value in record.items() if key != "seconds"} for record in Run.open(path).records()]
+        [{key: value for key, value in record.items() if key not in TIMED} for record in Run.open(path).records()]
         for path in (one, other)
     ]
     assert records[0] == records[1]

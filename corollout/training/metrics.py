@@ -1,0 +1,107 @@
+"""What is recorded of an update of fine-tuning."""
+
+import math
+import resource
+import sys
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from corollout.types import Branches, Trajectories
+
+# Metrics that differ from run to run, also where everything else is the same to the bit.
+TIMED = frozenset(["seconds", "tokens_per_second", "peak_memory"])
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What is recorded of an update."""
+
+    update: int
+    epoch: int
+    reward: float  # mean over the main trajectories
+    reward_std: float
+    reward_min: float
+    reward_max: float
+    equal_rewards: float  # share of the contexts with several sequences, branches included, that all got one reward
+    gradient_norm: float  # before clipping
+    clipped: float  # 1 if the gradient was clipped, else 0
+    gradient_variance: float  # exponential average, see RunningVariance
+    rollouts_per_step: float  # branches, greedy baselines included, per token of the main trajectories
+    rollouts_by_step: list[float]  # the same at each step: mean over the main trajectories that reach it
+    rollouts_by_depth: list[float]  # the same at each depth of a tree: mean over the tokens that have a decision there
+    mean_length: float
+    cut: float  # share of the main trajectories that were cut at the maximal length
+    entropy: float  # of the policy, in nats a token, estimated by the main trajectories
+    kl: float | None  # from the reference, in nats a sequence, estimated by the main trajectories; None without one
+    tokens: int  # generated so far; a prefix that sequences share counts once
+    scored_tokens: int  # computed with gradient so far
+    saved_tokens: int  # so far: what sharing prefixes, and gradients of zero, made unnecessary
+    reward_calls: int  # so far
+    seconds: float  # so far, updates only
+    tokens_per_second: float  # of this update
+    peak_memory: float  # of the process so far, in MB; on a GPU, of the tensors there
+
+
+class RewardNumbers(NamedTuple):
+    """The rewards of some sequences in a few numbers; NaN if none is known."""
+
+    mean: float
+    std: float
+    least: float
+    largest: float
+
+    @classmethod
+    def of(cls, rewards: list[float]) -> "RewardNumbers":
+        known = [reward for reward in rewards if not math.isnan(reward)]
+        if not known:
+            return cls(math.nan, math.nan, math.nan, math.nan)
+        mean = math.fsum(known) / len(known)
+        variance = math.fsum((reward - mean) ** 2 for reward in known) / len(known)
+        return cls(mean, math.sqrt(variance), min(known), max(known))
+
+
+def equal_share(rewards: Float[Tensor, " source"], contexts: Int64[Tensor, " source"], count: int) -> float:
+    """Of the contexts with several rewards, the share whose rewards are all equal; NaN if there are none of those."""
+    known = ~rewards.isnan()
+    rewards, contexts = rewards[known], contexts[known]
+    zeros = rewards.new_zeros(count)
+    number = zeros.index_add(0, contexts, torch.ones_like(rewards))
+    least = (zeros + torch.inf).scatter_reduce(0, contexts, rewards, "amin")
+    largest = (zeros - torch.inf).scatter_reduce(0, contexts, rewards, "amax")
+    several = number > 1
+    equal, total = torch.stack([(several & (least == largest)).sum(), several.sum()]).tolist()
+    return equal / total if total else math.nan
+
+
+def peak_memory(device: torch.device | str) -> float:
+    """The most memory that was in use so far, in MB."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def rollouts_by_step(trajectories: Trajectories, branches: Branches) -> list[float]:
+    """Branches that depart at each step, per main trajectory that reaches it."""
+    lengths = trajectories.lengths
+    steps = trajectories.tokens.shape[1] if len(lengths) else 0
+    if len(branches) == 0:
+        return [0.0] * steps
+    reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
+    departing = torch.bincount(branches.step, minlength=steps)
+    return [round(mean, 4) for mean in (departing[:steps] / reaching).tolist()]
+
+
+def rollouts_by_depth(trajectories: Trajectories, branches: Branches) -> list[float]:
+    """Branches that leave a token's path at each depth of a tree, per token that decides there; [] without a tree."""
+    decisions = trajectories.decisions
+    if decisions is None:
+        return []
+    cell = (branches.parent, branches.step)
+    departing = ((decisions.other[cell] == branches.token[:, None]) & decisions.valid[cell]).sum(0)
+    reaching = (decisions.valid & trajectories.mask[:, :, None]).sum((0, 1))
+    return [round(mean, 4) for mean in (departing / reaching.clamp(min=1)).tolist()]
