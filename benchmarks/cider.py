@@ -31,7 +31,7 @@ from corollout.tasks.captioning.model import CaptionPolicy, ModelSettings
 from corollout.tasks.captioning.scenes import make_scenes
 from corollout.tasks.captioning.task import CAPTIONS, CaptionTask
 from corollout.text_metrics import Cider, DocumentFrequencies, References, Tokens
-from corollout.training.finetuning import estimate
+from corollout.training.estimates import estimate
 from corollout.training.mle import MLETrainer
 
 SEED = 1

@@ -44,7 +44,7 @@ from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.karel.settings import ModelSettings
 from corollout.tasks.karel.task import KAREL, KarelTask, karel_split
 from corollout.training.base import flat_gradient
-from corollout.training.finetuning import Estimate, estimate
+from corollout.training.estimates import Estimate, estimate
 from corollout.training.mle import MLETrainer
 from corollout.types import Branches, Sampler, Sequences, Trajectories
 

@@ -21,7 +21,7 @@ from corollout.policies import TreeHead
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.base import policy_module
-from corollout.training.finetuning import as_estimator, as_reward, estimate
+from corollout.training.estimates import as_estimator, as_reward, estimate
 from corollout.types import Sampler
 
 # Labels of the seed's noise.

@@ -23,7 +23,7 @@ from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.base import Gradient, GradientStatistics
-from corollout.training.finetuning import Estimate, as_estimator, estimate
+from corollout.training.estimates import Estimate, as_estimator, estimate
 from corollout.training.probes import Recorder, gradient_source
 from corollout.types import Sampler
 

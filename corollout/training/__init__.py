@@ -1,7 +1,8 @@
 """Training: one update of fine-tuning and of pre-training, the run around them, probes and evaluation."""
 
+from corollout.training.estimates import Estimate, estimate
 from corollout.training.evaluation import evaluate
-from corollout.training.finetuning import Estimate, Trainer, estimate
+from corollout.training.finetuning import Trainer
 from corollout.training.fit import Schedule, fit
 from corollout.training.mle import MLETrainer, pretrain
 from corollout.training.probes import Probe, probe_variance
