@@ -56,6 +56,16 @@ def switch(help: str, **more: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of the command line whose function is imported when it runs; its help needs only the settings."""
+
+    function: str  # its import path; it is called with the settings, and then with ``arguments``
+    settings: type | str  # the settings class, or its import path
+    help: str = ""  # by default the docstring of the function
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Option:
     """A field as files and flags see it; ``path`` is its name with the sections around it."""
 

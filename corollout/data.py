@@ -12,9 +12,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.files import digest_of, tensor_bytes
+from corollout.files import digest_of
 from corollout.noise import ORDER, Noise
 from corollout.text import quoted, shortened
+from corollout.weights import tensor_bytes
 
 Device = torch.device | str
 Index = Int64[Tensor, " context"]

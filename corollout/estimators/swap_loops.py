@@ -2,10 +2,10 @@
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 
 from corollout.estimators.pseudo import two_smallest
+from corollout.numba_cache import numba
 
 # Loops look at this many positions at a time.
 _STRIDE = 128

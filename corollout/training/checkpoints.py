@@ -21,7 +21,8 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.events import Callback, ignore, warning
-from corollout.files import TEMPORARY, dense_copies, digest_of, force_to_disk, leads_to, os_errors, write_synced
+from corollout.files import TEMPORARY, digest_of, force_to_disk, leads_to, os_errors, write_synced
+from corollout.weights import dense_copies
 
 FORMAT = 1
 KEPT = 2  # checkpoints of a run

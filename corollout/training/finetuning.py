@@ -24,10 +24,11 @@ from corollout.policies import detach, evaluation_mode
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer
 from corollout.training.checkpoints import State
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
+from corollout.training.settings import Clock
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.events import Event
-from corollout.files import read_weights
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task, open_task
 from corollout.threads import use_threads
@@ -18,9 +17,9 @@ from corollout.training.base import load_policy, policy_module
 from corollout.training.checkpoints import read_checkpoint
 from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import MachineSettings
+from corollout.weights import read_weights
 
 START = "start.safetensors"
-WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
 
 
 class OpenedRun(NamedTuple):

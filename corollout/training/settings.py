@@ -1,9 +1,13 @@
 """What can be set about training, whatever the task."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from corollout.config import option
-from corollout.training.base import Clock, Unit
+
+Clock = Literal["wall", "cpu"]
+Unit = Literal["updates", "epochs", "tokens", "seconds"]
+WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
 
 
 @dataclass(frozen=True)

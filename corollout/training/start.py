@@ -19,13 +19,13 @@ from corollout.config import from_table, to_table
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.events import Callback, ignore, note, warning
-from corollout.files import check_entries, digest_of, read_weights, write_json, write_weights
+from corollout.files import check_entries, digest_of, write_json
 from corollout.policies import TreeHead, evaluation_mode
 from corollout.tasks.task import Evaluation, Task, find_task, open_task
 from corollout.threads import choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.finetuning import Trainer
-from corollout.training.fit import Schedule, fit
+from corollout.training.loop import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
 from corollout.training.optimizers import make_adam
 from corollout.training.run_weights import START, open_run
@@ -34,6 +34,7 @@ from corollout.training.settings import FinetuneSettings, MachineSettings, Pretr
 from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
 from corollout.trees.files import StoredTree
+from corollout.weights import read_weights, write_weights
 
 TREE = "tree.safetensors"
 

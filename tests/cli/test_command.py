@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from corollout.cli.main import LazyGroup, command, summary
+from corollout.cli.command import LazyGroup, command, summary
 from corollout.config import argument, option, read_toml, required, switch
 from corollout.errors import InputError
 

@@ -26,9 +26,9 @@ import numpy as np
 from corollout.cli import demo
 from corollout.cli.main import app
 from corollout.errors import InputError
-from corollout.experiments import cold_start, registry
-from corollout.tasks.captioning.model import ModelSettings as CaptionModel
+from corollout.experiments import cold_start, experiment
 from corollout.tasks.captioning.scenes import make_scenes
+from corollout.tasks.captioning.settings import ModelSettings as CaptionModel
 from corollout.tasks.karel.generator import make_data
 from corollout.text import visible
 from corollout.training.settings import MachineSettings, PretrainSettings
@@ -95,7 +95,7 @@ def refuse_experiments() -> None:
     def refuse(*_: object) -> None:
         raise InputError("experiments are not run here")
 
-    for module, name in ((demo, "run_demo"), (registry, "run_resumable"), (cold_start, "run_resumable")):
+    for module, name in ((demo, "run_demo"), (experiment, "run_resumable"), (cold_start, "run_resumable")):
         setattr(module, name, refuse)
 
 

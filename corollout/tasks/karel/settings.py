@@ -1,8 +1,13 @@
-"""The settings of Karel; scales/*.toml hold those of each scale."""
+"""The settings of Karel and of its commands; scales/*.toml hold those of each scale."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from corollout.config import option
+from corollout.config import argument, option, required, switch
+from corollout.tasks.spec import SCALES
+
+Form = Literal["tensor", "json", "both"]
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,29 @@ class ModelSettings:
     layers: int = option(2, "Layers of the LSTM.", least=1, most=1_000)
     max_length: int = option(48, "Maximal length of a program in tokens, end token included.", least=1, most=100_000)
     grammar: bool = option(False, "Mask tokens that the grammar does not allow.")
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """What to generate; the scale sets what is not given."""
+
+    out: Path = required("Folder for train.jsonl, val.jsonl and test.jsonl; new or empty.")
+    scale: str = option("small", "Size of the data; the options below change single numbers.", choices=SCALES)
+    train: int | None = option(None, "Tasks for training.", least=0)
+    val: int | None = option(None, "Tasks for validation.", least=0)
+    test: int | None = option(None, "Tasks for the test.", least=0)
+    shortest: int | None = option(None, "Fewest tokens of a program.")
+    longest: int | None = option(None, "Most tokens of a program.")
+    largest: int | None = option(None, "Most rows and columns of a world.")
+    seed: int = option(0, "Seed of all tasks.")
+    workers: int | None = option(None, "Number of threads, which does not change the result.", least=1)
+    forms: Form = option("tensor", "Write worlds as sparse tensors, as JSON, or both.")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A program and a world."""
+
+    program: str = argument('The program, "DEF run m( … m)", or @FILE to read it from a file.')
+    world: str = required("JSON file of the world, in the public inpgrid_json format; - for standard input.")
+    json: bool = switch("Print the result as JSON.")

@@ -19,8 +19,9 @@ from corollout.tasks.captioning import preparation
 from corollout.tasks.captioning.captions import Captions
 from corollout.tasks.captioning.dataset import CaptionData, TargetColumn
 from corollout.tasks.captioning.neighbours import consensus, nearest
-from corollout.tasks.captioning.preparation import PreparationSettings, image_ids, prepare
+from corollout.tasks.captioning.preparation import image_ids, prepare
 from corollout.tasks.captioning.readers import read_captions
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.tokenizer import tokenize
 from corollout.text_metrics import Cider, DocumentFrequencies, References
 from tests.support.caption_files import flickr, karpathy, listen, numbers, sentences, table

@@ -1,26 +1,59 @@
-"""``corollout finetune``, and what it shares with ``pretrain``: layers of settings, resuming, and the run itself."""
+"""The settings of the commands that are not about one feature; none of them imports PyTorch."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
-from corollout.allocator import keep_pages
-from corollout.cli.progress import show_events
-from corollout.cli.terminal import Terminal
-from corollout.compilation import announced
 from corollout.config import argument, from_table, merge, option, read_toml, required, switch
-from corollout.errors import InputError, Interrupted
-from corollout.events import Event
-from corollout.tasks.task import find_task
-from corollout.training.runs import CONFIG, Run
-from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
-from corollout.training.start import create_finetuning, resume_run
+from corollout.errors import InputError
+from corollout.reports.axis import Axis
+from corollout.tasks.spec import TaskSpec, find_task
+from corollout.training.settings import WEIGHTS_HELP, FinetuneSettings, MachineSettings, PretrainSettings
 
 AUTO = "auto"
 ACCEPT_CHANGES = "With --resume: continue although the data, the tree or the reward has changed since the run began."
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """The settings of ``data check``."""
+
+    paths: tuple[Path, ...] = argument("Files of Karel tasks, folders of captions, or the data of another known task.")
+    skip_bad: bool = switch("Count bad lines instead of stopping at the first one.")
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """The settings of ``compare``."""
+
+    runs: tuple[Path, ...] = argument("Run directories; or one folder with a report, which is shown again.")
+    out: Path | None = option(None, "Folder for the report; new or empty. [default: comparison, or that of the report]")
+    by: Axis = option("seconds", "Axis of the training curves.")
+    labels: tuple[str, ...] = option(
+        (), "A name for each run; runs with the same name are seeds of one method. [default: by estimator]"
+    )
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """The settings of ``evaluate``."""
+
+    run: Path = argument("Directory of a run.")
+    split: str = option("test", "Examples to evaluate on: train, val or test.")
+    beam: int = option(10, "Size of the beam; 0 for greedy decoding only.", least=0)
+    weights: str = option("best", WEIGHTS_HELP)
+    json: bool = switch("Print the numbers as JSON.")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """The settings of ``export``."""
+
+    run: Path = argument("Directory of a run.")
+    out: Path = required("Folder to write; new or empty.")
+    weights: str = option("best", WEIGHTS_HELP)
 
 
 def measured_threads() -> MachineSettings:
@@ -59,38 +92,6 @@ def settings_layers(cls: type, scale: Mapping[str, Any], flags: Mapping[str, Any
     return layers
 
 
-def print_notes(event: Event) -> None:
-    """Show what is decided before a run exists."""
-    if event.kind == "note":
-        Terminal(stderr=True).print(event.record["text"], soft_wrap=True)
-
-
-def train(directory: Path, command: str, accept_changes: bool = False, threads: int | None = None) -> None:
-    """Train a run to its end, from its newest checkpoint if it has one; ``command`` resumes it.
-
-    ``threads`` is another number than the run's.
-    """
-    keep_pages()
-    run = Run.open(directory)
-    metric = find_task(run.config.get("task")).metric
-    title, unit, config = "pre-training", "epochs", str(directory / CONFIG)
-    if run.config.get("kind") == "finetune":
-        finetuning = from_table(FinetuneSettings, run.section("finetune"), config)
-        title, unit, total = finetuning.estimator, finetuning.unit, finetuning.budget
-    else:
-        total = from_table(PretrainSettings, run.section("pretrain"), config).epochs
-    try:
-        with show_events(None, title, total, unit, metric) as on_event:
-            summary = resume_run(directory, on_event, accept_changes, threads)
-    except (Interrupted, KeyboardInterrupt) as error:
-        again = f"Continue with: {command} --resume --out {shlex.quote(str(directory))}"
-        raise Interrupted(f"{error}. {again}" if isinstance(error, Interrupted) else f"Stopped. {again}") from None
-    best = metric.text(summary[f"best_{metric.key}"])
-    updates = f"after {summary['best_update']:,} of {summary['updates']:,} updates"
-    text = f"Best on the validation data: {best}, {updates}. Weights: {directory / 'best.safetensors'}"
-    Terminal().print(text, soft_wrap=True)
-
-
 @dataclass(frozen=True)
 class Finetuning:
     """The settings of ``finetune``."""
@@ -111,17 +112,40 @@ class Finetuning:
             return []
         if "run" not in flags:
             raise InputError("name the run to start from: corollout finetune RUN --out DIR")
+        from corollout.training.runs import Run  # imports PyTorch
+
         parent = Run.open(flags["run"]).config
         return settings_layers(cls, find_task(parent.get("task")).scale(parent.get("scale", "small")), flags)
 
 
-def finetune(settings: Finetuning) -> None:
-    """Fine-tune the best weights of a run on its task's reward, with any estimator."""
-    s = settings
-    if s.resume:
-        train(s.out, "corollout finetune", s.accept_changes, s.machine.threads)
-        return
-    assert s.run is not None
-    with announced(print_notes):
-        create_finetuning(s.out, s.run, s.finetune, s.machine, s.data, print_notes)
-    train(s.out, "corollout finetune")
+@dataclass(frozen=True)
+class Pretraining:
+    """The settings of ``pretrain``, whatever the task; a task adds the sections model, pretrain and machine."""
+
+    out: Path = required("Directory of the run.")
+    data: Path | None = option(None, "Folder of the data.")
+    scale: str | None = option(None, "Sizes and budgets to start from, such as tiny, small or paper.")
+    config: Path | None = option(None, "TOML file with settings; flags win over it.", metavar="<file>")
+    tree: Path | None = option(None, "File of `corollout tree build`: the model's head walks down this tree.")
+    resume: bool = switch("Continue the run in --out.")
+    accept_changes: bool = switch(ACCEPT_CHANGES)
+
+    spec: ClassVar[TaskSpec]
+
+    @classmethod
+    def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Settings between the defaults and the flags."""
+        if resumes(flags):
+            return []
+        if "scale" in flags and cls.spec.scales is None:
+            raise InputError(f"the task {cls.spec.name} has no scales: leave out --scale")
+        return settings_layers(cls, cls.spec.scale(flags.get("scale", "small")), flags)
+
+
+def pretrain_settings(spec: TaskSpec) -> type:
+    """The settings class of ``pretrain`` for a task."""
+    machine = ("machine", MachineSettings, field(default_factory=measured_threads))
+    sections = [("model", spec.model), ("pretrain", PretrainSettings), machine]
+    return dataclasses.make_dataclass(
+        "TaskPretraining", sections, bases=(Pretraining,), namespace={"spec": spec}, frozen=True, kw_only=True
+    )
