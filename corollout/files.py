@@ -1,5 +1,6 @@
 """Files: atomic writes, and errors in one sentence."""
 
+import codecs
 import errno
 import fcntl
 import hashlib
@@ -12,21 +13,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from corollout.errors import InputError
+from corollout.errors import DiskFullError, InputError
 from corollout.json_text import decode_json
 
 TEMPORARY = ".temporary-"  # prefix of files that are not complete yet
+_STAGING = re.compile(rf"{re.escape(TEMPORARY)}staging\.[0-9a-f]{{12}}/")  # in a path: it will not be there for long
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
 _LEFTOVER = re.compile(re.escape(TEMPORARY) + r".+\.[0-9a-f]{12}")
 
 
 @contextmanager
-def os_errors(action: str, advice: str = "") -> Generator[None, None, None]:
-    """Inside, an ``OSError`` becomes an ``InputError``: "cannot {action}: {reason}; {advice}"."""
+def os_errors(action: str, advice: str = "", left: str = "nothing half-written is left") -> Generator[None, None, None]:
+    """Inside, an ``OSError`` becomes an ``InputError``: "cannot {action}: {reason}; {advice}".
+
+    ``left`` says what a full disk leaves behind.
+    """
     try:
         yield
     except OSError as error:
+        action = _STAGING.sub("", action)
+        if is_disk_full(error):
+            room = f"make room, or {advice.removeprefix('make room, or ')}" if advice else "make room"
+            raise DiskFullError(f"cannot {action}: the disk is full, and {left}; {room}") from error
         reason = f"cannot {action}: {error.strerror or error}"
         raise InputError(f"{reason}; {advice}" if advice else reason) from error
+
+
+def is_disk_full(error: OSError) -> bool:
+    # NumPy says only "13001 requested and 5616 written".
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or bool(_CUT_SHORT.fullmatch(str(error)))
 
 
 def read_bytes(path: Path, what: str = "") -> bytes:
@@ -42,9 +57,13 @@ def read_text(path: Path, what: str = "") -> str:
         return data.decode("utf-8").removeprefix("\N{BYTE ORDER MARK}")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{what}{path} is not UTF-8 text: line {line}, byte {error.start + 1} of the file; save it as UTF-8"
-        ) from error
+        where = "it seems to be UTF-16" if is_utf16(data) else f"line {line}, byte {error.start + 1} of the file"
+        raise InputError(f"cannot read {what}{path}: it is not UTF-8 text ({where}); save it as UTF-8") from error
+
+
+def is_utf16(data: bytes) -> bool:
+    """Whether a file begins as Windows programs begin UTF-16 text."""
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 def read_lines(path: Path, what: str = "") -> list[str]:

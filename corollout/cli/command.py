@@ -59,7 +59,17 @@ def make_command(name: str, target: Target) -> TyperCommand | TyperGroup:
     app.command(name)(command(target))
     made = typer.main.get_command(app)
     assert isinstance(made, TyperCommand)
+    for parameter in made.params:
+        if parameter.param_type_name == "argument":
+            _plain_argument(parameter)
     return made
+
+
+def _plain_argument(parameter: Any) -> None:
+    """Let typer write an argument by its name, RUN: not as ``{RUN}``, nor as ``RUN <str>``."""
+    name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+    vars(parameter)["_usage_display_name"] = lambda: name if parameter.nargs == 1 else f"{name}..."
+    vars(parameter)["display_type_rich"] = lambda ctx: ""
 
 
 def summary(target: Target) -> str:
@@ -92,10 +102,11 @@ def command(target: Callable[[Any], None] | Command) -> Callable[..., None]:
 
     Values given on the command line win over the defaults. If the settings class has a class method ``layers``, it gets
     a table of the given values and returns tables that come in between, such as those of files, of which later ones
-    win.
+    win. If it has a class method ``scale_of``, that gets the path of an option and returns, for the help, whose scale
+    sets its default: "the scale", or nothing if none does.
     """
     cls, name = settings_class(target), _function_name(target)
-    options, layers = options_of(cls), getattr(cls, "layers", None)
+    options, layers, scale = options_of(cls), getattr(cls, "layers", None), getattr(cls, "scale_of", None)
     by_name: dict[str, Option] = {}
     for option in options:
         if (other := by_name.setdefault(option.name, option)) is not option:
@@ -105,8 +116,9 @@ def command(target: Callable[[Any], None] | Command) -> Callable[..., None]:
         inspect.Parameter(
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=... if option.default is dataclasses.MISSING and len(option.path) == 1 else None,
-            annotation=_annotation(option, layered=layers is not None and len(option.path) > 1),
+            # A section may be completed by what comes in between.
+            default=... if option.default is dataclasses.MISSING and (not layers or len(option.path) == 1) else None,
+            annotation=_annotation(option, scale(option.path) if scale else ""),
         )
         for option in options
     ]
@@ -154,9 +166,9 @@ def _load(target: Callable[[Any], None] | Command) -> Callable[[Any], None]:
     return lambda settings: function(settings, *target.arguments)
 
 
-def _annotation(option: Option, layered: bool) -> Any:
+def _annotation(option: Option, scale: str) -> Any:
     """The parameter's type and how it is given. All values but bools are text: flags are checked as files are."""
-    help = " ".join(filter(None, [option.help, _default(option, layered)]))
+    help = " ".join(filter(None, [option.help, _default(option, scale)]))
     type = list[str] | None if option.is_list else str | None
     if option.positional:
         metavar = option.metavar or option.name.upper()
@@ -181,11 +193,13 @@ def _metavar(option: Option) -> str:
     return f"<{one},…>" if option.is_list else f"<{one}>"
 
 
-def _default(option: Option, layered: bool) -> str:
+def _default(option: Option, scale: str) -> str:
     value = option.none if option.default is None and option.none != NONE else option.default
     if value in (dataclasses.MISSING, None, "", ()) or option.switch:
         return ""
     shown = ",".join(map(str, value)) if option.is_list else value
     if option.type is bool:
         shown = "yes" if value else "no"
-    return f"[default: {'from the scale, otherwise ' if layered else ''}{shown}]"
+    elif isinstance(value, float):
+        shown = f"{value:g}"
+    return f"[default: {f'from {scale}, otherwise ' if scale else ''}{shown}]"

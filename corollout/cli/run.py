@@ -1,6 +1,7 @@
 """Run the command line: whatever goes wrong ends in one sentence and an exit code."""
 
 import io
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -11,6 +12,7 @@ import typer
 from corollout.cli.root import cli
 from corollout.cli.terminal import print_error
 from corollout.errors import CorolloutError, Interrupted
+from corollout.files import is_disk_full
 from corollout.signals import end_at_once, exit_code, interrupting_stops
 from corollout.text import shortened
 
@@ -34,10 +36,16 @@ def run() -> int:
     return exit_code() if code is None else code
 
 
+def _drop_output() -> None:
+    """Write nothing more to standard output, where it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _run() -> int:
     """Run the command line and report errors; the exit code."""
     try:
         code = cli(standalone_mode=False) or 0
+        sys.stdout.flush()
         if code == 128 + signal.SIGINT:  # typer's answer to KeyboardInterrupt, whatever the signal was
             raise Interrupted("Stopped before anything was done. Run the same command again.")
         return code
@@ -46,10 +54,16 @@ def _run() -> int:
         return exit_code()
     except CorolloutError as error:
         print_error(f"error: {error}")
-    except OSError as error:  # a path that the system refuses: too long, or not for us to look at
-        if error.filename is None:
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:  # a path that the system refuses: too long, or not for us to look at; or a full disk
+        if error.filename is None and not is_disk_full(error):
             raise
-        print_error(f"error: cannot use {shortened(str(error.filename))}: {error.strerror}")
+        where = "standard output" if error.filename is None else shortened(str(error.filename))
+        print_error(f"error: cannot use {where}: {'the disk is full' if is_disk_full(error) else error.strerror}")
+        if error.filename is None:
+            _drop_output()
     except (MemoryError, RuntimeError) as error:  # PyTorch raises either
         if not (
             isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)

@@ -40,7 +40,7 @@ class Comparing:
 class Evaluating:
     """The settings of ``evaluate``."""
 
-    run: Path = argument("Directory of a run.")
+    run: Path = argument("Run directory.")
     split: str = option("test", "Examples to evaluate on: train, val or test.")
     beam: int = option(10, "Size of the beam; 0 for greedy decoding only.", least=0)
     weights: str = option("best", WEIGHTS_HELP)
@@ -51,7 +51,7 @@ class Evaluating:
 class ExportSettings:
     """The settings of ``export``."""
 
-    run: Path = argument("Directory of a run.")
+    run: Path = argument("Run directory.")
     out: Path = required("Folder to write; new or empty.")
     weights: str = option("best", WEIGHTS_HELP)
 
@@ -106,6 +106,11 @@ class Finetuning:
     machine: MachineSettings = field(default_factory=measured_threads)
 
     @classmethod
+    def scale_of(cls, path: tuple[str, ...]) -> str:
+        """Whose scale sets the default of an option."""
+        return "the scale of RUN" if path[0] == "finetune" else ""
+
+    @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Settings between the defaults and the flags."""
         if resumes(flags):
@@ -131,6 +136,13 @@ class Pretraining:
     accept_changes: bool = switch(ACCEPT_CHANGES)
 
     spec: ClassVar[TaskSpec]
+    scaled: ClassVar[Mapping[str, set[str]]]  # by section, the options that some scale sets
+
+    @classmethod
+    def scale_of(cls, path: tuple[str, ...]) -> str:
+        """Whose scale sets the default of an option."""
+        section, name = path[0], path[-1]
+        return "the scale" if len(path) > 1 and name in cls.scaled.get(section, ()) else ""
 
     @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -146,6 +158,11 @@ def pretrain_settings(spec: TaskSpec) -> type:
     """The settings class of ``pretrain`` for a task."""
     machine = ("machine", MachineSettings, field(default_factory=measured_threads))
     sections = [("model", spec.model), ("pretrain", PretrainSettings), machine]
+    scaled: dict[str, set[str]] = {}
+    for scale in map(spec.scale, spec.scale_names()):
+        for name, section in scale.items():
+            scaled.setdefault(name, set()).update(section)
+    namespace = {"spec": spec, "scaled": scaled}
     return dataclasses.make_dataclass(
-        "TaskPretraining", sections, bases=(Pretraining,), namespace={"spec": spec}, frozen=True, kw_only=True
+        "TaskPretraining", sections, bases=(Pretraining,), namespace=namespace, frozen=True, kw_only=True
     )

@@ -10,7 +10,7 @@ from corollout.cli.settings import Finetuning
 from corollout.cli.terminal import Terminal
 from corollout.compilation import announced
 from corollout.config import from_table
-from corollout.errors import Interrupted
+from corollout.errors import DiskFullError, InputError, Interrupted
 from corollout.events import Event
 from corollout.tasks.spec import find_task
 from corollout.training.runs import CONFIG, Run
@@ -38,12 +38,15 @@ def train(directory: Path, command: str, accept_changes: bool = False, threads: 
         title, unit, total = finetuning.estimator, finetuning.unit, finetuning.budget
     else:
         total = from_table(PretrainSettings, run.section("pretrain"), config).epochs
+    again = f"{command} --resume --out {shlex.quote(str(directory))}"
     try:
         with show_events(None, title, total, unit, metric) as on_event:
             summary = resume_run(directory, on_event, accept_changes, threads)
     except (Interrupted, KeyboardInterrupt) as error:
-        again = f"Continue with: {command} --resume --out {shlex.quote(str(directory))}"
-        raise Interrupted(f"{error}. {again}" if isinstance(error, Interrupted) else f"Stopped. {again}") from None
+        stopped = str(error) if isinstance(error, Interrupted) else "Stopped"
+        raise Interrupted(f"{stopped}. Continue with: {again}") from None
+    except DiskFullError as error:
+        raise InputError(f"{error}, and continue with: {again}") from error
     best = metric.text(summary[f"best_{metric.key}"])
     updates = f"after {summary['best_update']:,} of {summary['updates']:,} updates"
     text = f"Best on the validation data: {best}, {updates}. Weights: {directory / 'best.safetensors'}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from corollout.data import check_device
 from corollout.errors import CorolloutError, InputError, Interrupted
 from corollout.events import Callback, ignore
 from corollout.reports.report import Report
@@ -47,6 +48,8 @@ class SweepExperiment:
 
     def open(self, settings: Any) -> Sweep:
         """The sweep in the folder of the settings; a new one is only written if its data exists."""
+        if settings.device is not None:
+            check_device(settings.device)
         changes: dict[str, Any] = {}
         for name in ("seeds", "methods", "threads", "device"):
             if value := getattr(settings, name):

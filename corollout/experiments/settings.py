@@ -31,7 +31,7 @@ class SweepSettings:
     data: Path | None = option(None, "Folder of existing data. [default: generated data]")
     jobs: int = option(2, "Runs at the same time.", least=1)
     threads: int | None = option(None, "Threads of each run. [default: 1]", least=1)
-    device: str | None = option(None, "Where to compute: cpu, cuda, …. [default: cpu]")
+    device: str | None = option(None, "Where to compute: cpu, cuda, cuda:1 and so on. [default: cpu]")
     report_only: bool = switch("Only report what is done so far.")
 
 

@@ -37,7 +37,7 @@ class InspectSettings:
     run: Path = argument("Run directory.")
     split: str = option("val", "Split of the example: train, val or test.")
     index: int = option(0, "Index of the example in the split, from 0.", flags=("--index", "--number", "--task"))
-    estimator: str | None = option(None, "Estimator: arsm, ars-5, mc-2, rloo-8, …. [default: the run's, or arsm]")
+    estimator: str | None = option(None, "Estimator, such as arsm, mc-2 or rloo-8. [default: the run's, or arsm]")
     seed: int = option(0, "Seed of all sampling.")
     weights: str = option("best", WEIGHTS_HELP)
     branches: int = option(

@@ -41,7 +41,7 @@ class LabSettings:
     out: Path | None = option(
         None, "Folder for measurements and report; the same folder continues. [default: lab in the run directory]"
     )
-    device: str | None = option(None, "Device to compute on: cpu, cuda, …. [default: the run's]")
+    device: str | None = option(None, "Where to compute: cpu, cuda, cuda:1 and so on. [default: the run's]")
     threads: int | None = option(None, "CPU threads. [default: the run's]", least=1)
 
     @property

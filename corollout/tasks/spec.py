@@ -79,15 +79,18 @@ class TaskSpec:
     def rewards(self) -> tuple[str, ...]:
         return self.task_class.rewards
 
+    def scale_names(self) -> list[str]:
+        """The scales, the usual ones first."""
+        known = set() if self.scales is None else {file.stem for file in self.scales.glob("*.toml")}
+        return [*(scale for scale in SCALES if scale in known), *sorted(known.difference(SCALES))]
+
     def scale(self, name: str) -> dict[str, Any]:
         """The settings of a scale, in the sections data, model, pretrain and finetune."""
         if self.scales is None:
             return {}
         path = self.scales / f"{name}.toml"
         if not path.is_file():
-            known = {file.stem for file in self.scales.glob("*.toml")}
-            names = [*(scale for scale in SCALES if scale in known), *sorted(known.difference(SCALES))]
-            raise InputError(f"unknown scale {name!r}: choose one of {', '.join(names)}")
+            raise InputError(f"unknown scale {name!r}: choose one of {', '.join(self.scale_names())}")
         return read_toml(path)
 
 

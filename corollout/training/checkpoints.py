@@ -76,9 +76,13 @@ def write_checkpoint(folder: Path, step: int, state: State) -> Path:
         settle_checkpoints(folder)
         temporary = folder / f"{TEMPORARY}{step}"
         temporary.mkdir()
-        write_synced(temporary / TENSORS, data)
-        write_synced(temporary / STATE, text.encode())
-        force_to_disk(temporary)
+        try:
+            write_synced(temporary / TENSORS, data)
+            write_synced(temporary / STATE, text.encode())
+            force_to_disk(temporary)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         path = folder / f"step-{step:08d}"
         if path.exists():
             new = path.with_suffix(".new")

@@ -36,6 +36,10 @@ class Settings:
     model: Model = field(default_factory=lambda: Model(hidden=16))
 
     @classmethod
+    def scale_of(cls, path: tuple[str, ...]) -> str:
+        return "a scale" if path[0] == "model" else ""
+
+    @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         scale = {"updates": 100, "learning_rate": 0.5, "clip": 2.0}
         return [scale, read_toml(Path(flags["config"]))] if "config" in flags else []
@@ -87,8 +91,8 @@ def test_help_explains_every_option():
         "--temperatures <float,…> Temperatures. [default: 0.5,1.0]",
         "--number, --task <index> Index. [default: 0]",
         "--json Print JSON. --config",
-        "--cell <lstm|gru> Type of cell. [default: from the scale, otherwise lstm]",
-        "--hidden <int> Width of the state. [default: from the scale, otherwise 16]",
+        "--cell <lstm|gru> Type of cell. [default: from a scale, otherwise lstm]",
+        "--hidden <int> Width of the state. [default: from a scale, otherwise 16]",
     ):
         assert part in text
 

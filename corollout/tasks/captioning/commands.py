@@ -10,6 +10,7 @@ from rich.text import Text
 from corollout.cli.progress import show_events
 from corollout.cli.tables import evaluation_table, plain_table
 from corollout.cli.terminal import Terminal
+from corollout.data import check_device
 from corollout.errors import InputError
 from corollout.events import Callback
 from corollout.files import require_new_file
@@ -79,6 +80,7 @@ def _prepare_files(settings: CaptionsSettings, on_event: Callback) -> CaptionDat
 
 def make_features(settings: FeaturesSettings) -> None:
     """Make features of images with a pretrained network; if killed, the same command continues."""
+    check_device(settings.device)
     paths, network = find_images(settings.images), load_network(settings.network, settings.device)
     with show_events() as on_event:
         written = write_features(paths, network, settings.out, settings.batch, settings.skip_bad, on_event)

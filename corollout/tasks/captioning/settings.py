@@ -47,7 +47,7 @@ class FileSettings:
     train: Path | None = option(None, "With --captions, the list of training images; otherwise their captions.")
     val: Path | None = option(None, "The same for validation.")
     test: Path | None = option(None, "The same for the test.")
-    format: Format | None = option(None, "Format of the captions, if it is not detected.")
+    format: Format | None = option(None, "Format of the captions. [default: detected]")
     features: Path | None = option(None, "Features: .npy, .npz, .safetensors, .h5, or a folder of NAME.npy.")
     names: Path | None = option(None, "Image names of a .npy file's rows. [default: *_names.txt beside it]")
     images: Path | None = option(None, "Folder of the image files, to show them.")
@@ -58,9 +58,9 @@ class SceneSettings:
     """Numbers of generated scenes."""
 
     scale: str | None = option(None, "Number of scenes. [default: tiny]", choices=SCALES)
-    train_images: int | None = option(None, "Number of training scenes.", least=1)
-    val_images: int | None = option(None, "Number of validation scenes.", least=0)
-    test_images: int | None = option(None, "Number of test scenes.", least=0)
+    train_images: int | None = option(None, "Number of training scenes. [default: from the scale]", least=1)
+    val_images: int | None = option(None, "Number of validation scenes. [default: from the scale]", least=0)
+    test_images: int | None = option(None, "Number of test scenes. [default: from the scale]", least=0)
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class CaptionsSettings:
 class FeaturesSettings:
     images: Path = required("Folder of images (jpg, jpeg, png, webp, bmp).")
     out: Path = required("File for the features, X.npy; the names of the images go to X_names.txt.")
-    network: str = option(DEFAULT_NETWORK, f"{', '.join(NETWORKS)}, or the path of a folder with a Hugging Face model.")
+    network: str = option(DEFAULT_NETWORK, f"Network: {', '.join(NETWORKS)}, or the folder of a Hugging Face model.")
     batch: int = option(32, "Images per batch.", least=1)
-    device: str = option("cpu", "Device of the network: cpu, cuda, cuda:1, ….")
+    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:1 and so on.")
     skip_bad: bool = switch("Skip invalid images instead of stopping at the first one.")
 
 
@@ -111,7 +111,7 @@ class TreeSettings:
 
     source: str = required(f"What to build the tree from: {TREE_SOURCES}.", flags=("--from",), metavar="<source>")
     method: str | None = option(None, "How to cluster vectors. [default: ward]", choices=TREE_METHODS)
-    max_depth: int | None = option(None, "Maximal number of decisions for a word. [default: unlimited]", least=0)
+    max_depth: int | None = option(None, "Maximum number of decisions for a word. [default: unlimited]", least=0)
     seed: int | None = option(None, "For random: seed of the permutation. [default: 0]")
     of: Path | None = option(None, "For random: file of the tree to permute.", metavar="<file>")
 
@@ -134,6 +134,6 @@ class TreeBuildSettings:
 @dataclass(frozen=True)
 class TreeShowSettings:
     file: Path = argument("File of a tree.")
-    data: Path | None = option(None, "Prepared captions, for the words and their frequencies.")
+    data: Path | None = option(None, "Folder prepared by `corollout data captions`, for words and frequencies.")
     around: str | None = option(None, "Draw the tree around this word.", metavar="<word>")
     words: int = option(16, "Approximate number of words to draw around it.", least=1)

@@ -61,6 +61,11 @@ class KarelTask(Task):
             raise InputError(f"there is no {name}.jsonl or {name}.json in {self.folder}: {KAREL.data_help}")
         data = KarelData.open(path, side=self.model.largest_world + 2, on_event=self.on_event)
         longest = int(data.lengths.max(initial=0))
+        if name == "train" and len(data) and (shortest := int(data.lengths.min())) >= self.model.max_length:
+            raise InputError(
+                f"no program of {path} fits into --max-length {self.model.max_length} with its end token: the shortest "
+                f"has {shortest} tokens; set it to {longest + 1} for all programs to fit"
+            )
         # Under the grammar a truncated program is impossible, and its loss infinite.
         if name == "train" and self.model.grammar and longest >= self.model.max_length:
             raise InputError(

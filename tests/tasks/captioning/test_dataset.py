@@ -206,7 +206,10 @@ def test_nothing_is_left_of_what_fails(tmp_path: Path, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full)
-        with pytest.raises(InputError, match=r"cannot write the folder .*out: No space left on device"):
+        with pytest.raises(
+            InputError,
+            match=r"cannot write the folder .*out: the disk is full, and nothing half",
+        ):
             prepare(read, table(names), tmp_path / "out", SETTINGS)
     with pytest.raises(InputError, match="no word occurs more than 999 times"):
         prepare(read, table(names), tmp_path / "out", PreparationSettings(more_than=999))

@@ -96,7 +96,13 @@ def test_an_export_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        refused("cannot write the folder .*out: No space left on device", write_export, out, engine, WORDS)
+        refused(
+            "cannot write the folder .*out: the disk is full, and nothing",
+            write_export,
+            out,
+            engine,
+            WORDS,
+        )
     assert not out.exists()
     (out / ".temporary-staging.0123456789ab").mkdir(parents=True)  # left by a killed process
     write_export(out, engine, WORDS)
