@@ -119,6 +119,8 @@ class Option:
     def _checked(self, raw: Any, whole: Any, where: str) -> Any:
         if self.type is float and type(raw) is int and abs(raw) < _LARGEST:
             return self._checked(float(raw), whole, where)
+        if self.type is int and type(raw) is int and not self._fits(raw):
+            raise InputError(f"{where} must be a whole number of at most 18 digits, not {_as_toml(raw)}")
         if not self._fits(raw):
             raise InputError(f"{where} must be {self._expected(whole)}, not {_as_toml(whole)}")
         if self.least is not None and raw < self.least:
