@@ -44,7 +44,7 @@ READS = {
     "karel run @program --world world.json": "program world.json",
 }
 TEXT = (".json", ".jsonl", ".toml", ".txt", "")
-WRITES = (
+WRITES: tuple[str, ...] = (
     "data karel --scale tiny --train 200 --val 9 --test 9 --longest 9 --out OUT",
     "data captions --generate --train-images 300 --val-images 9 --test-images 9 --out OUT",
     "pretrain karel --data karel --config config.toml --epochs 1 --threads 1 --out OUT",
