@@ -63,7 +63,7 @@ def read_text(path: Path, what: str = "") -> str:
 
 def is_utf16(data: bytes) -> bool:
     """Whether a file begins as Windows programs begin UTF-16 text."""
-    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in data[:1000]
 
 
 def read_lines(path: Path, what: str = "") -> list[str]:

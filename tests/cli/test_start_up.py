@@ -24,6 +24,7 @@ HEAVY = ("torch", "numba", "scipy", "matplotlib", "transformers", "numpy")
 CPU_SECONDS = 0.6  # 0.2 alone; other work on the machine makes everything slower
 NAMES = sorted({*all_commands(), *(f"pretrain {name}" for name in task_names())})
 NAMES += [f"reproduce {name}" for name in EXPERIMENTS]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(corollout.__file__).parents[1])}
 QUESTIONS = [["--version"], ["--help"], [], *([*name.split(), "--help"] for name in NAMES)]
 QUESTIONS += [["data"], ["data", "--help"], ["tree", "--help"], ["karel", "--help"]]
 
@@ -58,7 +59,7 @@ print(json.dumps(answers))
 
 def python(script: str, *arguments: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
 
 
 @cache
@@ -79,7 +80,9 @@ def test_help_takes_little_processor_time() -> None:
         times = []
         for _ in range(3):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, "-m", "corollout", *question], capture_output=True, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "corollout", *question], capture_output=True, check=True, env=ENVIRONMENT
+            )
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert min(times) < CPU_SECONDS, question
@@ -135,7 +138,9 @@ def test_a_signal_while_modules_are_imported_ends_in_one_line(number: signal.Sig
         "app()\n"
     )
     command = [sys.executable, "-c", script, "evaluate", "missing"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
+    )
     assert process.stdout is not None
     process.stdout.readline()
     time.sleep(delay)
@@ -162,7 +167,7 @@ def test_a_signal_is_not_swallowed_by_the_module_that_is_imported(tmp_path: Path
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "slow"], capture_output=True, text=True, cwd=tmp_path, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(corollout.__file__).parents[1])},
+        env=ENVIRONMENT,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped. Run the same command again.\n")
 

@@ -127,4 +127,4 @@ def test_a_resumed_run_is_not_measured_again_and_keeps_its_other_settings(run: P
 def test_help_says_auto():
     shown = " ".join(output("finetune", "--help").split())
     assert "--threads <int|auto>" in shown
-    assert "otherwise auto]" in shown
+    assert "[default: auto]" in shown
