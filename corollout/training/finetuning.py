@@ -16,7 +16,7 @@ from corollout.events import Callback, Event, ignore, warning
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, load_policy
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
 from corollout.training.estimates import as_estimator, as_reward, estimate
 from corollout.training.metrics import (
@@ -25,9 +25,11 @@ from corollout.training.metrics import (
     rollouts_by_depth,
     rollouts_by_step,
 )
+from corollout.training.norms import total_norm
 from corollout.training.optimizers import require_json
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
+from corollout.training.settings import Clock
 from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Cost
 
@@ -152,6 +154,14 @@ class Trainer(BaseTrainer[Metrics]):
         for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):
             self.on_event(warning(text))
         return metrics
+
+    def warm_up_bookkeeping(self) -> None:
+        """What an update does with its gradients besides, for nothing, so that it is compiled."""
+        gradient, _ = self._sketch.with_norm()
+        total_norm(self.parameters)
+        variance = RunningVariance()
+        for _ in range(2):
+            variance.add(gradient)
 
     def _choose_estimator(self, auto: Auto) -> None:
         """Let "auto" use the best of its candidates from here on."""
