@@ -24,7 +24,7 @@ from corollout.rewards import Reward
 from corollout.tasks.captioning.metrics import CiderReward
 from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.text_metrics import References
-from corollout.training.finetuning import Estimate, estimate
+from corollout.training.estimates import Estimate, estimate
 
 SEED = 1
 END = 0

@@ -27,11 +27,13 @@ from benchmarks.harness import Contestant, Result, Target, figure, milliseconds,
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.noise import Noise
-from corollout.tasks.captioning.model import CaptionPolicy, ModelSettings
+from corollout.tasks.captioning.model import CaptionPolicy
 from corollout.tasks.captioning.scenes import make_scenes
-from corollout.tasks.captioning.task import CAPTIONS, CaptionTask
+from corollout.tasks.captioning.settings import ModelSettings
+from corollout.tasks.captioning.spec import CAPTIONS
+from corollout.tasks.captioning.task import CaptionTask
 from corollout.text_metrics import Cider, DocumentFrequencies, References, Tokens
-from corollout.training.finetuning import estimate
+from corollout.training.estimates import estimate
 from corollout.training.mle import MLETrainer
 
 SEED = 1

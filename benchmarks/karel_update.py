@@ -31,7 +31,6 @@ from corollout import Engine, Noise
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
 from corollout.estimators import ARS
-from corollout.files import read_weights, write_weights
 from corollout.noise import MAIN, race
 from corollout.policies import evaluation_mode, lstm, select
 from corollout.rewards import Reward
@@ -42,11 +41,13 @@ from corollout.tasks.karel.dataset import KarelData
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.karel.settings import ModelSettings
-from corollout.tasks.karel.task import KAREL, KarelTask, karel_split
+from corollout.tasks.karel.spec import KAREL
+from corollout.tasks.karel.task import KarelTask, karel_split
 from corollout.training.base import flat_gradient
-from corollout.training.finetuning import Estimate, estimate
+from corollout.training.estimates import Estimate, estimate
 from corollout.training.mle import MLETrainer
 from corollout.types import Branches, Sampler, Sequences, Trajectories
+from corollout.weights import read_weights, write_weights
 
 SEED = 1
 MOST_REWARD, LEAST_SPEEDUP = 0.05, 2.0

@@ -56,6 +56,16 @@ def switch(help: str, **more: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of the command line whose function is imported when it runs; its help needs only the settings."""
+
+    function: str  # its import path; it is called with the settings, and then with ``arguments``
+    settings: type | str  # the settings class, or its import path
+    help: str = ""  # by default the docstring of the function
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Option:
     """A field as files and flags see it; ``path`` is its name with the sections around it."""
 
@@ -85,7 +95,7 @@ class Option:
         if not self.is_list:
             return self._checked(raw, raw, where)
         if not isinstance(raw, list):
-            raise InputError(f"{where} must be {self._expected()}, not {_as_toml(raw)}")
+            raise InputError(f"{where} must be {self._expected(raw)}, not {_as_toml(raw)}")
         return tuple(self._checked(entry, raw, where) for entry in raw)
 
     def parse(self, text: str, where: str) -> Any:
@@ -94,6 +104,8 @@ class Option:
             return text
         parts = [self._convert(part.strip()) for part in text.split(",") if part.strip()]
         raw = parts if self.is_list else self._convert(text)
+        if isinstance(raw, float) and math.isinf(raw) and any(character.isdigit() for character in text):
+            raise InputError(f"{where} is too large a number: {shortened(text)}")
         self.value(raw, where)
         return raw
 
@@ -107,12 +119,15 @@ class Option:
     def _checked(self, raw: Any, whole: Any, where: str) -> Any:
         if self.type is float and type(raw) is int and abs(raw) < _LARGEST:
             return self._checked(float(raw), whole, where)
+        if self.type is int and type(raw) is int and not self._fits(raw):
+            raise InputError(f"{where} must be a whole number of at most 18 digits, not {_as_toml(raw)}")
         if not self._fits(raw):
-            raise InputError(f"{where} must be {self._expected()}, not {_as_toml(whole)}")
+            raise InputError(f"{where} must be {self._expected(whole)}, not {_as_toml(whole)}")
         if self.least is not None and raw < self.least:
-            raise InputError(f"{where} must be at least {self.least}, not {_as_toml(raw)}")
+            wanted = "positive" if raw <= 0 < self.least < 1 else f"at least {_number(self.least)}"
+            raise InputError(f"{where} must be {wanted}, not {_number(raw)}")
         if self.most is not None and raw > self.most:
-            raise InputError(f"{where} must be at most {self.most}, not {_as_toml(raw)}")
+            raise InputError(f"{where} must be at most {_number(self.most)}, not {_number(raw)}")
         if self.choices is not None and raw not in self.choices:
             raise InputError(f"{where} must be one of {', '.join(map(str, self.choices))}, not {_as_toml(raw)}")
         return Path(str(raw)) if self.type is Path else raw
@@ -122,13 +137,15 @@ class Option:
             return type(raw) is str and "\0" not in raw
         if self.type is int:
             return type(raw) is int and abs(raw) < _LARGEST
-        return type(raw) is self.type and raw == raw  # unless it is NaN
+        return type(raw) is self.type and (self.type is not float or math.isfinite(raw))
 
-    def _expected(self) -> str:
+    def _expected(self, raw: Any) -> str:
+        entries = raw if isinstance(raw, list) else [raw]
+        is_infinite = any(isinstance(entry, float) and not math.isfinite(entry) for entry in entries)
         one, many = {
             bool: ("true or false", ""),
             int: ("a whole number", "whole numbers"),
-            float: ("a number", "numbers"),
+            float: ("a finite number" if is_infinite else "a number", "finite numbers" if is_infinite else "numbers"),
             str: ("text", "strings"),
             Path: ("a path", "paths"),
         }[self.type]
@@ -282,6 +299,11 @@ def _option(path: tuple[str, ...], field: "dataclasses.Field[Any]", type: Any, d
 
 def _raw(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+def _number(value: float | int) -> str:
+    """A number as people write it: 1000 rather than 1000.0."""
+    return shortened(str(value)) if isinstance(value, int) else f"{value:g}"
 
 
 def _as_toml(value: Any) -> str:

@@ -12,9 +12,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.files import digest_of, tensor_bytes
+from corollout.files import digest_of
 from corollout.noise import ORDER, Noise
-from corollout.text import quoted, shortened
+from corollout.text import quoted
+from corollout.weights import tensor_bytes
 
 Device = torch.device | str
 Index = Int64[Tensor, " context"]
@@ -165,10 +166,20 @@ def _bytes(name: str, column: Any) -> Iterator[bytes]:
 def check_device(device: Any) -> None:
     """Raise an error unless tensors can be computed on a device."""
     try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"there is no device {quoted(device)}: choose cpu, cuda, or a GPU by its number, as cuda:1"
+        ) from error
+    try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:  # PyTorch raises all of these
-        reason = shortened(str(error).splitlines()[0]) if str(error) else "it is not available"
-        raise InputError(f"cannot compute on the device {quoted(device)}: {reason}; choose another device") from error
+        reason = f"this PyTorch or this machine cannot use {kind}"
+        if kind == "cuda" and torch.cuda.is_available():
+            reason = f"there are {torch.cuda.device_count()} GPUs here, numbered from 0"
+        elif kind == "cuda":
+            reason = "PyTorch finds no GPU that it can use with CUDA"
+        raise InputError(f"cannot compute on the device {quoted(device)}: {reason}; choose cpu instead") from error
 
 
 def shuffled(ids: Int64[Tensor, " example"], noise: Noise) -> Int64[Tensor, " example"]:

@@ -9,6 +9,10 @@ class InputError(CorolloutError, ValueError):
     """An argument, a file or a data set is not usable as it is."""
 
 
+class DiskFullError(InputError):
+    """Something could not be written, because there is no room for it."""
+
+
 class RewardError(CorolloutError, RuntimeError):
     """A reward function failed, timed out, or returned something that is not a reward."""
 

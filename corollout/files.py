@@ -1,5 +1,6 @@
-"""Files: atomic writes, errors in one sentence, and weights that are verified and never pickled."""
+"""Files: atomic writes, and errors in one sentence."""
 
+import codecs
 import errno
 import fcntl
 import hashlib
@@ -7,31 +8,40 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import safetensors.torch
-import torch
-from safetensors import SafetensorError
-from torch import Tensor
-
-from corollout.errors import InputError
+from corollout.errors import DiskFullError, InputError
 from corollout.json_text import decode_json
 
 TEMPORARY = ".temporary-"  # prefix of files that are not complete yet
+_STAGING = re.compile(rf"{re.escape(TEMPORARY)}staging\.[0-9a-f]{{12}}/")  # in a path: it will not be there for long
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
 _LEFTOVER = re.compile(re.escape(TEMPORARY) + r".+\.[0-9a-f]{12}")
 
 
 @contextmanager
-def os_errors(action: str, advice: str = "") -> Generator[None, None, None]:
-    """Inside, an ``OSError`` becomes an ``InputError``: "cannot {action}: {reason}; {advice}"."""
+def os_errors(action: str, advice: str = "", left: str = "nothing half-written is left") -> Generator[None, None, None]:
+    """Inside, an ``OSError`` becomes an ``InputError``: "cannot {action}: {reason}; {advice}".
+
+    ``left`` says what a full disk leaves behind.
+    """
     try:
         yield
     except OSError as error:
+        action = _STAGING.sub("", action)
+        if is_disk_full(error):
+            room = f"make room, or {advice.removeprefix('make room, or ')}" if advice else "make room"
+            raise DiskFullError(f"cannot {action}: the disk is full, and {left}; {room}") from error
         reason = f"cannot {action}: {error.strerror or error}"
         raise InputError(f"{reason}; {advice}" if advice else reason) from error
+
+
+def is_disk_full(error: OSError) -> bool:
+    # NumPy says only "13001 requested and 5616 written".
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or bool(_CUT_SHORT.fullmatch(str(error)))
 
 
 def read_bytes(path: Path, what: str = "") -> bytes:
@@ -47,9 +57,13 @@ def read_text(path: Path, what: str = "") -> str:
         return data.decode("utf-8").removeprefix("\N{BYTE ORDER MARK}")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{what}{path} is not UTF-8 text: line {line}, byte {error.start + 1} of the file; save it as UTF-8"
-        ) from error
+        where = "it seems to be UTF-16" if is_utf16(data) else f"line {line}, byte {error.start + 1} of the file"
+        raise InputError(f"cannot read {what}{path}: it is not UTF-8 text ({where}); save it as UTF-8") from error
+
+
+def is_utf16(data: bytes) -> bool:
+    """Whether a file begins as Windows programs begin UTF-16 text."""
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in data[:1000]
 
 
 def read_lines(path: Path, what: str = "") -> list[str]:
@@ -227,75 +241,8 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
-_DIGEST = "corollout.digest"
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, str] | None = None) -> None:
-    """Write tensors and some metadata to one file, atomically."""
-    dense, meta = dense_copies(tensors), dict(meta or {})
-    data = safetensors.torch.save(dense, metadata={**meta, _DIGEST: _weights_digest(dense, meta)})
-    write_file(path, _with_sorted_metadata(data), what="the weights ")
-
-
-def read_weights(
-    path: Path, device: torch.device | str = "cpu", *, foreign: bool = False
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a file of weights, verified by its digest.
-
-    A ``foreign`` file may have been made elsewhere, without a digest.
-    """
-    data = read_bytes(path, "the weights ")
-    try:
-        tensors = safetensors.torch.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is damaged or not a safetensors file ({error}); write it again") from error
-    meta: dict[str, str] = header.get("__metadata__") or {}
-    digest = meta.pop(_DIGEST, None)
-    if digest is None and not foreign:
-        raise InputError(f"{path} is damaged or was made elsewhere (it has no digest); write it again")
-    if digest is not None and digest != _weights_digest(tensors, meta):
-        raise InputError(f"{path} is damaged (its content does not match its digest); write it again")
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, meta
-
-
-def dense_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that safetensors accepts: on the CPU, dense, and none sharing memory with another (tied weights)."""
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-
-
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """The values of a tensor, for a digest."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
 def digest_of(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=32)
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
-
-
-def _weights_digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    """A digest of the content, independent of the file's layout."""
-
-    def parts() -> Iterator[bytes]:
-        yield json.dumps(sorted(meta.items())).encode()
-        for name, tensor in sorted(tensors.items()):
-            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
-            yield tensor_bytes(tensor)
-
-    return digest_of(parts())
-
-
-def _with_sorted_metadata(data: bytes) -> bytes:
-    """The same safetensors file with sorted metadata, so that equal weights give equal files."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-    return len(text).to_bytes(8, "little") + text + data[start:]

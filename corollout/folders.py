@@ -184,6 +184,8 @@ def _held_folder(path: Path) -> tuple[Path, int]:
 
 
 def make_folder(folder: Path, advice: str = "") -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder" + (f": {advice}" if advice else ""))
     with os_errors(f"create the folder {folder}", advice):
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
+from corollout.numba_cache import numba
 from corollout.row_threads import by_rows
 from corollout.types import full_precision
 

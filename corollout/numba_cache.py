@@ -1,7 +1,7 @@
 """A cache for compiled functions where numba has none: a read-only installation, and a home that cannot be written.
 
-Importing the package would fail there. The cache must exist before any function is compiled with ``cache=True``, so
-``corollout/__init__.py`` imports this module first.
+Importing a module with compiled functions would fail there. The cache must exist before any function is compiled with
+``cache=True``, so all modules import numba from here: ``from corollout.numba_cache import numba``.
 """
 
 import atexit
@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from typing import no_type_check
 
-import numba
+import numba as numba
 from numba.core import config
 
 

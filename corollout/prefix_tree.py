@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from corollout.numba_cache import numba
 from corollout.types import Sequences
 
 _TOKENS = 1 << 32  # more than a vocabulary has: place · _TOKENS + token is one number

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,6 +33,22 @@ def interrupting_stops() -> Generator[None, None, None]:
         raise KeyboardInterrupt
 
     with _handled(interrupt):
+        yield
+
+
+@contextmanager
+def ending_stops() -> Generator[None, None, None]:
+    """Inside, a signal ends the process with one line: nothing has begun yet.
+
+    While modules are imported, an exception would not do: extension modules swallow it, or fail in their own words.
+    """
+
+    def end(number: int, frame: object) -> None:
+        with suppress(OSError):
+            os.write(2, b"Stopped. Run the same command again.\n")
+        os._exit(128 + number)
+
+    with _handled(end):
         yield
 
 

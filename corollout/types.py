@@ -83,6 +83,19 @@ class Trajectories(Sequences):
     greedy: Int64[Tensor, "row step"] | None = None
     notes: tuple[Any, ...] | None = None
 
+    def of_contexts(self, first: int, stop: int) -> "tuple[Trajectories, slice]":
+        """Those of some consecutive contexts, counted from the first of these, and which rows they are."""
+        # Rows are ordered by their contexts.
+        bounds = torch.searchsorted(self.contexts, torch.tensor([first, stop], device=self.contexts.device)).tolist()
+        rows = slice(*bounds)
+        parts: dict[str, Any] = {
+            n: value[rows] if isinstance(value, Tensor) else None for n, value in vars(self).items()
+        }
+        parts["contexts"] = parts["contexts"] - first
+        if self.decisions is not None:
+            parts["decisions"] = Decisions(*(value[rows] for value in vars(self.decisions).values()))
+        return Trajectories(**parts), rows
+
     @property
     def head(self) -> Literal["softmax", "tree"]:
         """The output head of the policy."""

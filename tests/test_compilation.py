@@ -23,7 +23,7 @@ from corollout.lab.measurement import time_rounds
 from corollout.noise import Noise
 from corollout.sweeps.jobs import Job, run_jobs
 from corollout.tasks.captioning.dataset import CaptionData
-from corollout.tasks.captioning.model import ModelSettings
+from corollout.tasks.captioning.settings import ModelSettings
 from corollout.training.settings import MachineSettings, PretrainSettings
 from corollout.training.start import create_pretraining, resume_run
 from corollout.training.warm_up import warm_up

@@ -39,8 +39,8 @@ class Settings:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-floats = st.floats(allow_nan=False)
-rates = st.floats(min_value=0, allow_nan=False)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+rates = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 models = st.builds(Model, hidden=st.integers(1, 2**62), cell=st.sampled_from(["lstm", "gru"]), dropout=st.floats(0, 1))
 configs = st.builds(
     Settings,
@@ -89,7 +89,7 @@ def test_a_table_is_complete_and_missing_entries_have_their_defaults():
         ({"model": {"hiden": 1}}, "a.toml: unknown key 'hiden' in section model; did you mean 'hidden'?"),
         ({"model": 3}, "a.toml: model must be a section, not 3"),
         ({"rate": "fast"}, 'a.toml: rate must be a number, not "fast"'),
-        ({"rate": float("nan")}, "a.toml: rate must be a number, not nan"),
+        ({"rate": float("nan")}, "a.toml: rate must be a finite number, not nan"),
         ({"rate": {"a": 1}}, "a.toml: rate must be a number, not a section"),
         ({"rate": -0.5}, "a.toml: rate must be at least 0, not -0.5"),
         ({"updates": True}, 'a.toml: updates must be a whole number or "none", not true'),
@@ -99,9 +99,9 @@ def test_a_table_is_complete_and_missing_entries_have_their_defaults():
         ({"model": {"dropout": 1.01}}, "a.toml: model.dropout must be at most 1, not 1.01"),
         ({"temperatures": 1.0}, "a.toml: temperatures must be a list of numbers, not 1.0"),
         ({"temperatures": [1.0, "x"]}, "a.toml: temperatures must be a list of numbers, not ["),
-        ({"temperatures": [1.0, -1.0]}, "a.toml: temperatures must be at least 0, not -1.0"),
-        ({"updates": 2**63}, 'a.toml: updates must be a whole number or "none", not 9223372036854775808'),
-        ({"updates": 10**4000}, 'a.toml: updates must be a whole number or "none", not 1000'),
+        ({"temperatures": [1.0, -1.0]}, "a.toml: temperatures must be at least 0, not -1"),
+        ({"updates": 2**63}, "a.toml: updates must be a whole number of at most 18 digits, not 9223372036854775808"),
+        ({"updates": 10**4000}, "a.toml: updates must be a whole number of at most 18 digits, not 1000"),
         ({"rate": -(10**4000)}, "a.toml: rate must be a number, not -1000"),
         ({"rate": date(2026, 1, 2)}, "a.toml: rate must be a number, not 2026-01-02"),
         ({"data": "a\0b"}, 'a.toml: data must be a path, not "a\\u0000b"'),

@@ -1,20 +1,10 @@
 """``corollout data check``: check data of any task."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
+from corollout.cli.settings import CheckSettings
 from corollout.cli.terminal import Terminal
-from corollout.config import argument, import_object, switch
+from corollout.config import import_object
 from corollout.errors import InputError
-from corollout.tasks.task import find_task, task_names
-
-
-@dataclass(frozen=True)
-class CheckSettings:
-    """The settings of ``data check``."""
-
-    paths: tuple[Path, ...] = argument("Files of Karel tasks, folders of captions, or the data of another known task.")
-    skip_bad: bool = switch("Count bad lines instead of stopping at the first one.")
+from corollout.tasks.spec import find_task, task_names
 
 
 def check(settings: CheckSettings) -> None:

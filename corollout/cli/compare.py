@@ -1,28 +1,14 @@
 """``corollout compare``: runs side by side, in the terminal and as a report."""
 
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
+from corollout.cli.settings import Comparing
 from corollout.cli.tables import plain_table
 from corollout.cli.terminal import Terminal
-from corollout.config import argument, option
 from corollout.folders import is_empty, new_folder, require_empty
 from corollout.reports.comparison import comparison_report, group_runs
-from corollout.reports.curves import Axis
 from corollout.reports.report import PAGE, is_report, open_report
-
-
-@dataclass(frozen=True)
-class Comparing:
-    """The settings of ``compare``."""
-
-    runs: tuple[Path, ...] = argument("Run directories; or one folder with a report, which is shown again.")
-    out: Path | None = option(None, "Folder for the report; new or empty. [default: comparison, or that of the report]")
-    by: Axis = option("seconds", "Axis of the training curves.")
-    labels: tuple[str, ...] = option(
-        (), "A name for each run; runs with the same name are seeds of one method. [default: by estimator]"
-    )
 
 
 def compare(settings: Comparing) -> None:

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from corollout.cli.experiments import print_report
 from corollout.cli.progress import show_events
-from corollout.cli.reproduce import print_report
 from corollout.cli.terminal import Terminal
-from corollout.experiments.demo import INTRODUCTION, DemoSettings, demo_sweep, run_demo
+from corollout.experiments.demo import INTRODUCTION, demo_sweep, run_demo
+from corollout.experiments.settings import DemoSettings
 
 
 def demo(settings: DemoSettings) -> None:

@@ -2,27 +2,13 @@
 
 import json
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
 import typer
 
+from corollout.cli.settings import Evaluating
 from corollout.cli.tables import evaluation_table
 from corollout.cli.terminal import Terminal
-from corollout.config import argument, option, switch
-from corollout.training.run_weights import WEIGHTS_HELP
 from corollout.training.start import evaluate_run, save_evaluation
-
-
-@dataclass(frozen=True)
-class Evaluating:
-    """The settings of ``evaluate``."""
-
-    run: Path = argument("Directory of a run.")
-    split: str = option("test", "Examples to evaluate on: train, val or test.")
-    beam: int = option(10, "Size of the beam; 0 for greedy decoding only.", least=0)
-    weights: str = option("best", WEIGHTS_HELP)
-    json: bool = switch("Print the numbers as JSON.")
 
 
 def evaluate(settings: Evaluating) -> None:

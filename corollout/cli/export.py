@@ -1,23 +1,11 @@
 """``corollout export``: a model as a folder that runs without PyTorch."""
 
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
 
+from corollout.cli.settings import ExportSettings
 from corollout.cli.tables import plain_table
 from corollout.cli.terminal import Terminal
-from corollout.config import argument, option, required
 from corollout.export import RUNTIME, export_run
-from corollout.training.run_weights import WEIGHTS_HELP
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """The settings of ``export``."""
-
-    run: Path = argument("Directory of a run.")
-    out: Path = required("Folder to write; new or empty.")
-    weights: str = option("best", WEIGHTS_HELP)
 
 
 def export(settings: ExportSettings) -> None:

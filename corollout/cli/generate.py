@@ -6,7 +6,8 @@ import typer
 from rich.padding import Padding
 
 from corollout.cli.terminal import Terminal
-from corollout.inspection.generate import GenerateSettings, generate_sequences
+from corollout.inspection.generate import generate_sequences, sampler_of
+from corollout.inspection.settings import GenerateSettings
 
 
 def generate(settings: GenerateSettings) -> None:
@@ -18,4 +19,4 @@ def generate(settings: GenerateSettings) -> None:
                 typer.echo(json.dumps(record))
             continue
         console.rule(generated.view.heading(), align="left")
-        console.print(Padding(generated.view.show_outputs(generated.outputs, settings.sampler), (1, 2, 1, 2)))
+        console.print(Padding(generated.view.show_outputs(generated.outputs, sampler_of(settings)), (1, 2, 1, 2)))

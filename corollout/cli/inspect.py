@@ -7,8 +7,9 @@ from rich.padding import Padding
 
 from corollout.cli.terminal import Terminal
 from corollout.files import require_new_file, write_file
-from corollout.inspection.credit import InspectSettings, inspect_run
+from corollout.inspection.credit import inspect_run
 from corollout.inspection.page import inspection_page
+from corollout.inspection.settings import InspectSettings
 from corollout.inspection.terminal import inspection_heading, show_inspection
 from corollout.reports.manifest import manifest
 

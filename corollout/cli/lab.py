@@ -6,8 +6,9 @@ from corollout.cli.progress import show_events
 from corollout.cli.tables import plain_table
 from corollout.cli.terminal import Terminal
 from corollout.errors import Interrupted
-from corollout.lab.on_run import LabSettings, lab_of_run
+from corollout.lab.on_run import lab_of_run
 from corollout.lab.report import lab_tables, write_lab
+from corollout.lab.settings import LabSettings
 from corollout.lab.terminal import narrow, ratio_chart
 
 

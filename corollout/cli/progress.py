@@ -12,7 +12,7 @@ from rich.table import Column
 from corollout.cli.terminal import Terminal
 from corollout.compilation import announced
 from corollout.events import Callback, Event
-from corollout.tasks.task import Metric
+from corollout.tasks.spec import Metric
 
 PLAIN_SECONDS = 10.0  # between lines where stderr is not a terminal
 

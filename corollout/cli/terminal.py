@@ -7,7 +7,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from corollout.text import visible
+from corollout.text import shortened, visible
+
+_LONGEST_ERROR = 4000  # characters
 
 
 class Terminal(Console):
@@ -24,3 +26,8 @@ class Terminal(Console):
         """Everything that is printed, piece by piece; control segments are those of the console itself."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
+
+
+def print_error(message: str) -> None:
+    """Print a message to standard error, as one line unless it has several itself."""
+    Terminal(stderr=True, soft_wrap=True).print(shortened(message, _LONGEST_ERROR))

@@ -15,7 +15,6 @@ expectation and reduces the variance. More actions then have nonzero coefficient
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -28,6 +27,7 @@ from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.swap_norms import ROUNDING
 from corollout.noise import REDRAW, REFERENCES, Noise, dirichlet, dirichlet_given, subsets
+from corollout.numba_cache import numba
 from corollout.types import Cells, Trajectories
 
 

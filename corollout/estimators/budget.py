@@ -6,11 +6,12 @@ the maximum, once for the sample, and twice more if some branches are certain; n
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+
+from corollout.numba_cache import numba
 
 # A probability this close to 1 counts as 1, so that rounding never puts two ticks into one interval.
 _CERTAIN = 1 - 1e-9

@@ -372,8 +372,8 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    if re.fullmatch(_NUMBER, text):
+    if re.fullmatch(f"-?{_NUMBER}", text):
         return int(text)
-    if re.fullmatch(r"\d*\.\d+(e-?\d+)?", text) and math.isfinite(float(text)):
+    if re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", text) and math.isfinite(float(text)):
         return float(text)
     return {"true": True, "false": False}.get(text.lower(), text)

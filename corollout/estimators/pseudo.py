@@ -17,7 +17,6 @@ Ties go to the smaller index, as in ``argmin``. Masked actions (φ = −inf) are
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -26,6 +25,7 @@ from torch import Tensor
 from corollout.errors import InputError
 from corollout.estimators.pseudo_torch import row_error, search_torch
 from corollout.noise import in_pieces
+from corollout.numba_cache import numba
 from corollout.row_threads import by_rows
 
 

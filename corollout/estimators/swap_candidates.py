@@ -8,10 +8,10 @@ Logarithms are computed in steps that round, so a limit has a margin: what is wi
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.estimators.swap_loops import STRIDE, Cell, few_others, first_at_least, longer, plus
+from corollout.numba_cache import numba
 
 _LANES = 256
 _LN2 = float(np.log(2.0))

@@ -7,7 +7,6 @@ are computed in steps that round, so a limit has a margin: only actions within i
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.estimators.swap_candidates import limits_of
@@ -22,6 +21,7 @@ from corollout.estimators.swap_loops import (
     wins_swap,
 )
 from corollout.noise import uniform_compiled
+from corollout.numba_cache import numba
 
 # The uniform number of an action that is listed elsewhere.
 _LISTED = 2.0

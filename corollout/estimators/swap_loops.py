@@ -5,8 +5,9 @@ Loops without branches are vectorised.
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
+
+from corollout.numba_cache import numba
 
 # Loops look at this many positions at a time.
 STRIDE = 128

@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.estimators.pseudo import two_smallest
@@ -15,6 +14,7 @@ from corollout.estimators.swap_loops import (
     true_action_sums,
     wins_swap,
 )
+from corollout.numba_cache import numba
 
 # Centred coefficients whose square is below this fraction of the plain square are zero up to rounding.
 ROUNDING = 1e-12

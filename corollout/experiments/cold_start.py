@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from corollout.config import from_table, option, required, switch
+from corollout.config import from_table
 from corollout.errors import InputError, PolicyError
 from corollout.events import Callback, Event, Progress, ignore
+from corollout.experiments.experiment import run_resumable
 from corollout.experiments.likeness import LikenessTask, likeness_task
-from corollout.experiments.registry import run_resumable
+from corollout.experiments.settings import ColdStartSettings
 from corollout.files import read_json, write_json
 from corollout.folders import FolderLock
 from corollout.noise import Noise
@@ -362,25 +363,10 @@ def _curves(scale: Scale, results: Sequence[MethodResult], x: Axis) -> list[Meth
     return list(curves.values())
 
 
-@dataclass(frozen=True)
-class ColdStartSettings:
-    """Settings of ``corollout reproduce coldstart``."""
-
-    out: Path = required("Folder for results and report; give it again to continue.")
-    scale: str | None = option(None, "Sizes and seconds. [default: small]", choices=tuple(SCALES))
-    seeds: tuple[int, ...] = option((), "Seeds. [default: from the scale]")
-    jobs: int = option(2, "Runs at the same time.", least=1)
-    report_only: bool = switch("Only report what is done so far.")
-
-
 class ColdStart:
     """The experiment."""
 
-    name, settings, metric = "coldstart", ColdStartSettings, None
-    help = (
-        "Learn from random weights with thousands of actions, where one full ARSM update may take longer than the "
-        "whole budget."
-    )
+    name, metric = "coldstart", None
 
     def weight(self, settings: ColdStartSettings) -> float:
         return float(len(open_runs(settings.out, settings.scale, settings.seeds).jobs(settings.out)))

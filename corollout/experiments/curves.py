@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from corollout.estimators import make_estimator
 from corollout.experiments import table1, table2
-from corollout.experiments.registry import SweepExperiment
+from corollout.experiments.experiment import SweepExperiment
 from corollout.files import check_entries
 from corollout.reports.comparison import INTERVAL, gain_cells
 from corollout.reports.report import Table
@@ -117,7 +117,6 @@ _LATER = {
 }
 
 KAREL_CURVES = SweepExperiment(
-    "Karel: estimators of the paper and later ones, at equal seconds and at equal tokens.",
     replace(
         table1.TABLE1.spec,
         name="curves-karel",
@@ -133,7 +132,6 @@ KAREL_CURVES = SweepExperiment(
 )
 
 CAPTION_CURVES = SweepExperiment(
-    "Captions: estimators of the paper and later ones, at equal seconds and at equal tokens.",
     replace(
         table2.TABLE2.spec,
         name="curves-captions",

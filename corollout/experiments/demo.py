@@ -1,14 +1,14 @@
 """The demo: Karel from nothing to a report in a few minutes, with four estimators at equal seconds of CPU time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
-from corollout.config import option
 from corollout.errors import Interrupted
 from corollout.events import Callback, ignore
+from corollout.experiments.settings import DemoSettings
 from corollout.experiments.table1 import TABLE1
 from corollout.folders import make_folder
 from corollout.inspection.credit import Inspection, inspect_example
@@ -34,19 +34,6 @@ _SPEC = replace(
     scales={"tiny": {"rates": [5e-4], "seeds": [0], "beam": 5, "probes": 20}},
 )
 _TEXTS = replace(TABLE1.texts, title="Four estimators on Karel", paper={}, paper_note="", variance_notes=())
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """The settings of ``demo``."""
-
-    out: Path = option(Path("demo"), "Folder for the results; each demo makes a folder of its own in it.")
-    seconds: float = option(30.0, "Seconds of CPU time that each method may train.", least=1e-3)
-    tokens: int | None = option(None, "Tokens that each method may generate, as a budget instead of seconds.", least=1)
-    epochs: int | None = option(None, "Maximum number of epochs of maximum likelihood. [default: 16]", least=1)
-    estimates: int = option(20, "Gradient estimates for each method's variance.", least=3)
-    seed: int = option(0, "Seed of all random numbers.")
-    jobs: int = option(2, "Runs at the same time.", least=1)
 
 
 def demo_sweep(settings: DemoSettings, folder: Path) -> Sweep:

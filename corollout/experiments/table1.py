@@ -6,7 +6,7 @@ from pathlib import Path
 from corollout.config import option
 from corollout.errors import InputError
 from corollout.events import Callback
-from corollout.experiments.registry import SweepExperiment
+from corollout.experiments.experiment import SweepExperiment
 from corollout.reports.report import Table
 from corollout.reports.tables import NOTHING, percent
 from corollout.sweeps.analysis import VARIANCE
@@ -58,7 +58,6 @@ def _beam_table(results: SweepResults) -> Table:
 
 
 TABLE1 = SweepExperiment(
-    "Table 1: Karel by maximum likelihood, then fine-tuned by every method with its best learning rate.",
     SweepSpec(
         "table1",
         "karel",

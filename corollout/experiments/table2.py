@@ -10,7 +10,7 @@ import numpy as np
 from corollout.config import option
 from corollout.estimators import ARS
 from corollout.events import Callback
-from corollout.experiments.registry import SweepExperiment, SweepSettings
+from corollout.experiments.experiment import SweepExperiment
 from corollout.files import read_json
 from corollout.reports.comparison import MethodSummary
 from corollout.reports.curves import read_curves
@@ -25,7 +25,8 @@ from corollout.sweeps.sweep import MLE, Model, Sweep, SweepSpec
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.metrics import CIDER, NAMES
 from corollout.tasks.captioning.scenes import make_scenes
-from corollout.tasks.captioning.trees import TreeSettings, build_tree
+from corollout.tasks.captioning.settings import TreeSettings
+from corollout.tasks.captioning.trees import build_tree
 from corollout.tasks.task import mean_interval
 from corollout.trees import save_tree
 
@@ -74,11 +75,6 @@ class CaptionDataSettings:
     test: int = option(300, "Generated images for the test.", least=1)
     data_seed: int = option(0, "Seed of the generated images.")
     vectors: str = option("", "File of word vectors for tree_WV; without it, that model is left out.")
-
-
-@dataclass(frozen=True)
-class Table2Settings(SweepSettings):
-    vectors: Path | None = option(None, "File of word vectors in GloVe's format; without it there is no tree_WV.")
 
 
 def make_data(folder: Path, settings: CaptionDataSettings, on_event: Callback) -> None:
@@ -258,8 +254,6 @@ DIS = "tree_DIS"
 _HERE = "corollout.experiments.table2"
 
 TABLE2 = SweepExperiment(
-    "Table 2: captions of images by maximum likelihood, then fine-tuned on CIDEr-D by every method. The upper half has "
-    "a softmax over all words; the lower half a binary tree of them.",
     SweepSpec(
         "table2",
         "captions",
@@ -303,5 +297,4 @@ TABLE2 = SweepExperiment(
         _PAPER_NOTE,
         axes=("seconds", "tokens", "updates"),
     ),
-    Table2Settings,
 )

@@ -3,43 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from corollout.config import argument, option, switch
 from corollout.estimators import make_estimator
 from corollout.estimators.plans import ContrastPlan, GroupPlan, Logits, SetPlan
+from corollout.inspection.settings import InspectSettings
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task
 from corollout.tasks.views import ExampleView
 from corollout.training import Estimate, estimate
-from corollout.training.run_weights import WEIGHTS_HELP, open_run
+from corollout.training.run_weights import open_run
 from corollout.training.runs import Run
 from corollout.types import Cost, full_precision
 
 Tone = Literal["good", "bad", "even"]
-
-
-@dataclass(frozen=True)
-class InspectSettings:
-    """Which estimate is inspected, and how it is shown."""
-
-    run: Path = argument("Run directory.")
-    split: str = option("val", "Split of the example: train, val or test.")
-    index: int = option(0, "Index of the example in the split, from 0.", flags=("--index", "--number", "--task"))
-    estimator: str | None = option(None, "Estimator: arsm, ars-5, mc-2, rloo-8, …. [default: the run's, or arsm]")
-    seed: int = option(0, "Seed of all sampling.")
-    weights: str = option("best", WEIGHTS_HELP)
-    branches: int = option(
-        8, "Branches of a step to print, the most important ones; 0 for all.", least=0, flags=("--branches", "--most")
-    )
-    json: bool = switch("Print everything as a JSON object.")
-    html: Path | None = option(None, "Write a page with everything to this file.", metavar="<file>")
 
 
 @dataclass(frozen=True)

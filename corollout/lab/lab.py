@@ -14,6 +14,7 @@ from corollout.events import Callback, ignore
 from corollout.lab import measurement
 from corollout.lab.advice import advise
 from corollout.lab.measurement import BatchVariance, Measurement, PolicyFacts, as_reference, definition_of
+from corollout.lab.settings import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS
 from corollout.lab.store import Store, digest_of
 from corollout.lab.summary import Interval, Row, reference_error, squared_norm, summarise
 from corollout.noise import Noise
@@ -21,12 +22,11 @@ from corollout.policies import TreeHead
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.base import policy_module
-from corollout.training.finetuning import as_estimator, as_reward, estimate
+from corollout.training.estimates import as_estimator, as_reward, estimate
 from corollout.types import Sampler
 
 # Labels of the seed's noise.
 _REFERENCE, _ESTIMATES, _TIMING, _FACTS, _BATCHES = range(5)
-ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS = 32, "set-16", 64, 5
 
 # Estimators that are compared by default. The first of a list is the base, which the others are compared with.
 _RLOO = ("rloo-8", "rloo-8:baseline=shrunk", "rloo-8:baseline=fitted", "rloo-2:baseline=fitted")

@@ -19,15 +19,15 @@ from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import RLOO, Adaptive, Estimator
 from corollout.events import Callback, Progress, ignore
+from corollout.lab.settings import BLOCKS
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.base import Gradient, GradientStatistics
-from corollout.training.finetuning import Estimate, as_estimator, estimate
+from corollout.training.estimates import Estimate, as_estimator, estimate
 from corollout.training.probes import Recorder, gradient_source
 from corollout.types import Sampler
 
-BLOCKS = 8
 WARM_UP = 8  # estimates that an adaptive estimator learns from before it is measured
 _COLUMNS = 1 << 16  # parameters that are multiplied at once, in double precision
 _ROUNDING = 1e-12  # squared distances below this share of the squared norm are rounding errors

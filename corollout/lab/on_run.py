@@ -7,58 +7,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from corollout.config import argument, option
 from corollout.errors import InputError
 from corollout.events import Callback, Event, ignore
 from corollout.folders import FolderLock, is_empty
-from corollout.lab.lab import ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS, Lab, default_estimators, run_lab
-from corollout.lab.measurement import BLOCKS
+from corollout.lab.lab import Lab, default_estimators, run_lab
+from corollout.lab.settings import DEFAULT, LabSettings
 from corollout.noise import Noise
 from corollout.training.run_weights import load_weights, open_weights
 from corollout.training.runs import Run
 
 POINTS = "points"  # subfolder of the measurements
 EXAMPLES = 32
-DEFAULT = "default"  # stands for the default list of estimators
-
-
-@dataclass(frozen=True)
-class LabSettings:
-    """What is measured, and where the results go. None: as in the run."""
-
-    run: Path = argument("Run directory.")
-    estimators: tuple[str, ...] = option(
-        (DEFAULT,),
-        "Estimators, the first being the base, as in rloo-8,set-8,arsm:budget=64; `default` stands for a list that "
-        "suits the model's head. May be repeated.",
-        metavar="<name,…>",
-    )
-    weights: tuple[str, ...] = option(
-        ("best",),
-        "Weights to measure at: best, last, start, a checkpoint as in step-00001000, a safetensors file, or another "
-        "run's directory. May be repeated.",
-        flags=("--weights", "--at"),
-        metavar="<weights,…>",
-    )
-    examples: int | None = option(
-        None, "Number of training examples, from the first on. [default: the run's batch size, or 32]", least=1
-    )
-    estimates: int = option(ESTIMATES, "Estimates of each estimator.", least=BLOCKS)
-    reference: str = option(REFERENCE, "Unbiased estimator whose mean is taken for the true gradient.")
-    reference_estimates: int = option(REFERENCE_ESTIMATES, "Estimates of the reference.", least=BLOCKS)
-    rounds: int = option(ROUNDS, "Rounds of timing.", least=1)
-    batches: int = option(16, "Other batches, to measure how gradients vary between contexts; 0 for none.", least=0)
-    reward: str | None = option(None, "Name of one of the task's rewards. [default: the run's]")
-    seed: int = option(0, "Seed of all sampling.")
-    out: Path | None = option(
-        None, "Folder for measurements and report; the same folder continues. [default: lab in the run directory]"
-    )
-    device: str | None = option(None, "Device to compute on: cpu, cuda, …. [default: the run's]")
-    threads: int | None = option(None, "CPU threads. [default: the run's]", least=1)
-
-    @property
-    def folder(self) -> Path:
-        return self.run / "lab" if self.out is None else self.out
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from corollout.errors import InputError
-from corollout.files import check_entries, read_json, read_weights, tensor_bytes, write_json, write_weights
+from corollout.files import check_entries, read_json, write_json
 from corollout.folders import make_folder
 from corollout.lab.measurement import BatchVariance, Measurement, Reference
 from corollout.reports.typed import build, is_of
+from corollout.weights import read_weights, tensor_bytes, write_weights
 
 FILE, REFERENCE = "measurements.json", "reference.safetensors"
 _ELSEWHERE = "choose another folder"

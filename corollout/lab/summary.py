@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from corollout.errors import InputError
-from corollout.lab.measurement import BLOCKS, BatchVariance, Measurement, Products, Reference, between_blocks
+from corollout.lab.measurement import BatchVariance, Measurement, Products, Reference, between_blocks
+from corollout.lab.settings import BLOCKS
 
 CostName = Literal["tokens", "calls", "seconds"]
 COSTS: tuple[CostName, ...] = ("tokens", "calls", "seconds")

@@ -10,10 +10,11 @@ Parts of the gates are in the order o, i, f, g; with five parts the candidate is
 import math
 from typing import no_type_check
 
-import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload
+
+from corollout.numba_cache import numba
 
 # exp(r) - 1 ≈ r + r² q(r) for |r| ≤ ln(2)/2, with a relative error of exp(r) below 3.1e-9 (a minimax fit).
 _Q0, _Q1, _Q2, _Q3, _Q4 = map(

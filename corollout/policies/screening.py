@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Bool, Float, Float32
 from torch import Tensor
 
 from corollout.noise import uniform_compiled
+from corollout.numba_cache import numba
 from corollout.policies.protocol import SOFTMAX, Greedy, Ints, head_of
 from corollout.policies.read_out import ReadOut
 from corollout.row_threads import by_rows

@@ -6,10 +6,10 @@ An inner node n has the logit φ = w_n · x + b_n, and its bit is 1 with probabi
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.noise import uniform_compiled
+from corollout.numba_cache import numba
 
 
 @no_type_check

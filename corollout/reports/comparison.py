@@ -11,7 +11,8 @@ import numpy as np
 from corollout.config import toml_text
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
-from corollout.reports.curves import Axis, training_curves
+from corollout.reports.axis import Axis
+from corollout.reports.curves import training_curves
 from corollout.reports.manifest import manifest
 from corollout.reports.report import Report, Section, Table, settings_section
 from corollout.reports.run_results import (

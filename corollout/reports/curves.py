@@ -11,6 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from corollout.errors import InputError
 from corollout.reports import html
+from corollout.reports.axis import Axis
 from corollout.reports.figures import figure_style, log_ticks, series_style, svg
 from corollout.reports.run_results import MethodRuns
 from corollout.reports.typed import build
@@ -18,7 +19,6 @@ from corollout.tasks.task import find_task
 from corollout.text import shortened
 from corollout.training.runs import Run
 
-Axis = Literal["seconds", "tokens", "updates"]
 Series = list[tuple[np.ndarray, np.ndarray]]  # of each seed: positions on the axis, and values
 _POINTS = 120  # of a curve that has a value for each update
 _MOST_EVALUATIONS = 200

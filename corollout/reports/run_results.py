@@ -12,7 +12,7 @@ from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.files import check_entries, read_json
 from corollout.tasks.task import Metric, Share, Z, find_task, mean_interval
-from corollout.training.runs import CONFIG, Run
+from corollout.training.runs import CONFIG, Run, wrong_kind
 from corollout.training.settings import FinetuneSettings, PretrainSettings
 
 SPLITS = ("val", "test")
@@ -79,7 +79,7 @@ def read_run(directory: Path) -> RunResult:
     run = Run.open(directory)
     kind = run.config.get("kind")
     if kind not in ("pretrain", "finetune") or not run.section(kind):
-        raise InputError(f"{directory} is not a training run: its config.toml has the kind {kind!r}")
+        raise InputError(f"{directory} is not a training run: {wrong_kind(kind)}")
     settings = {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind]
     from_table(settings, run.section(kind), str(directory / CONFIG))
     for section in ("data", "model", "start", "machine"):
@@ -91,7 +91,7 @@ def read_run(directory: Path) -> RunResult:
     splits = read_splits(directory, metric)
     if "val" not in splits:
         if not evaluations:
-            raise InputError(f"{directory} has no evaluation yet: resume the run, or leave it out")
+            raise InputError(f"{directory} has no complete evaluation in metrics.jsonl: resume it, or leave it out")
         splits["val"] = _of_record(max(evaluations, key=lambda r: r[metric.key]), metric)
     last = max([*evaluations[-1:], *updates[-1:]], key=lambda r: r["update"], default={})
     totals = summary or {**last, "updates": last.get("update")}

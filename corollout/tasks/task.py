@@ -9,13 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from corollout.config import NONE, from_table, import_object, read_toml
+from corollout.config import NONE, from_table
 from corollout.data import Columns, Split, check_device
 from corollout.errors import InputError
 from corollout.events import Callback, ignore
@@ -23,33 +22,28 @@ from corollout.files import digest_of
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.rollouts.decoding import decode_scored
+from corollout.tasks.spec import SCALES, DataCheck, Metric, NoSettings, TaskSpec, find_task, task_names
 from corollout.tasks.views import ExampleView, output_rewards
 from corollout.text import quoted
 from corollout.types import Sampler
 
-SCALES = ("tiny", "small", "paper")  # the usual ones, each a TOML file of settings
+__all__ = [
+    "SCALES",
+    "DataCheck",
+    "Evaluation",
+    "Metric",
+    "NoSettings",
+    "RewardEvaluation",
+    "Share",
+    "Task",
+    "TaskSpec",
+    "find_task",
+    "mean_interval",
+    "open_task",
+    "task_names",
+]
+
 Z = 1.959964  # of a 95 % interval
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The number by which a task compares policies: the mean of a score of each example."""
-
-    key: str  # in records
-    name: str  # for people
-    unit: str  # after a value: " %", or nothing
-    examples: str  # what an example is called, in the plural
-    meaning: str  # what it measures, to follow its name and a colon
-    is_share: bool  # every score is 0 or 1
-    scale: float = 100.0  # values are shown times this
-    digits: int = 1  # after the decimal point
-
-    def number(self, value: float) -> str:
-        return f"{self.scale * value:.{self.digits}f}"
-
-    def text(self, value: float) -> str:
-        """A value with its name: "Generalization 17.1 %"."""
-        return f"{self.name} {self.number(value)}{self.unit}"
 
 
 _MEANING = "the mean reward of the greedy sequences"
@@ -147,54 +141,6 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class DataCheck:
-    """What a check of a data set found."""
-
-    lines: list[str]  # a summary for people
-    failures: int = 0  # examples that are wrong
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """The settings of a model without any."""
-
-
-@dataclass(frozen=True)
-class TaskSpec:
-    """A task as the registry knows it."""
-
-    name: str
-    task: type[Task]
-    model: type = NoSettings  # a settings dataclass
-    scales: Path | None = None  # a folder of TOML files
-    commands: str = ""  # module with COMMANDS: name on the command line → function of one settings dataclass
-    data_help: str = ""  # how to get the data, for messages; empty if the task needs none
-    export: str = ""  # "module:function", called as function(task, engine, out, source)
-    # "module:function" for `corollout data check`, called as function(path, skip_bad) -> DataCheck | None; None if the
-    # path holds no data of this task.
-    check: str = ""
-
-    @property
-    def metric(self) -> Metric:
-        return self.task.metric
-
-    @property
-    def rewards(self) -> tuple[str, ...]:
-        return self.task.rewards
-
-    def scale(self, name: str) -> dict[str, Any]:
-        """The settings of a scale, in the sections data, model, pretrain and finetune."""
-        if self.scales is None:
-            return {}
-        path = self.scales / f"{name}.toml"
-        if not path.is_file():
-            known = {file.stem for file in self.scales.glob("*.toml")}
-            names = [*(scale for scale in SCALES if scale in known), *sorted(known.difference(SCALES))]
-            raise InputError(f"unknown scale {name!r}: choose one of {', '.join(names)}")
-        return read_toml(path)
-
-
-@dataclass(frozen=True)
 class Share:
     """A share of examples, with Wilson's 95 % interval."""
 
@@ -244,39 +190,6 @@ class RewardEvaluation:
         return rows
 
 
-TASKS: dict[str, str] = {
-    "karel": "corollout.tasks.karel.task:KAREL",
-    "captions": "corollout.tasks.captioning.task:CAPTIONS",
-}
-GROUP = "corollout.tasks"  # entry points of other packages
-
-
-def task_names() -> list[str]:
-    """The tasks of this package and of all installed packages that have an entry point."""
-    return [*TASKS, *sorted(set(entry_points(group=GROUP).names) - TASKS.keys())]
-
-
-def find_task(name: object) -> TaskSpec:
-    """The task of a name: one of :data:`TASKS`, an entry point of the group "corollout.tasks", or an import path.
-
-    An import path is "package.module", whose TASK it is, or "package.module:NAME".
-    """
-    if name in TASKS:
-        spec = import_object(TASKS[str(name)])
-    elif isinstance(name, str) and (installed := entry_points(group=GROUP, name=name)):
-        spec = import_object(next(iter(installed)).value, "TASK")
-    elif isinstance(name, str) and ("." in name or ":" in name):
-        spec = import_object(name, "TASK")
-    else:
-        raise InputError(
-            f"unknown task {quoted(name)}: choose one of {', '.join(task_names())}, "
-            "or give the import path of your own, package.module or module:NAME"
-        )
-    if not isinstance(spec, TaskSpec):
-        raise InputError(f"the task {name!r} is a {type(spec).__name__}, not a corollout.tasks.task.TaskSpec")
-    return spec
-
-
 def open_task(config: dict[str, Any], on_event: Callback = ignore) -> Task:
     """The task of a run's settings."""
     spec = find_task(config.get("task"))
@@ -291,4 +204,4 @@ def open_task(config: dict[str, Any], on_event: Callback = ignore) -> Task:
         raise InputError(f"the task {spec.name} needs data: {spec.data_help}")
     device = config.get("machine", {}).get("device", "cpu")
     check_device(device)
-    return spec.task(None if folder in (None, "", NONE) else Path(folder), model, device, on_event)
+    return spec.task_class(None if folder in (None, "", NONE) else Path(folder), model, device, on_event)

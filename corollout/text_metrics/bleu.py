@@ -12,9 +12,9 @@ the hypothesis's length l and the length r of the reference closest to it in len
 from functools import partial
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from corollout.numba_cache import numba
 from corollout.row_threads import by_rows
 from corollout.text_metrics.ngrams import LONGEST, NONE, child, count_repetitions
 from corollout.text_metrics.references import Hypotheses, Images, References

@@ -9,10 +9,10 @@ reference and multiplies each cosine by exp(−Δ²/2σ²), where Δ is the diff
 from functools import partial
 from typing import Literal, no_type_check
 
-import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.numba_cache import numba
 from corollout.row_threads import by_rows
 from corollout.text_metrics.ngrams import LONGEST, NONE, child, count_repetitions, parent_of
 from corollout.text_metrics.references import DocumentFrequencies, Hypotheses, Images, References

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.numba_cache import numba
 
 LONGEST = 4
 NONE = -1  # a missing node; the parent of an n-gram of one token

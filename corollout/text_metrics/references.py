@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.numba_cache import numba
 from corollout.text_metrics.ngrams import (
     LARGEST_ID,
     LONGEST,

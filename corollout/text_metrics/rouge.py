@@ -11,9 +11,9 @@ one and nothing else.
 from functools import partial
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from corollout.numba_cache import numba
 from corollout.row_threads import by_rows
 from corollout.text_metrics.references import Hypotheses, Images, References
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -18,9 +18,8 @@ from corollout.rollouts import Engine
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import divides_gradients
+from corollout.training.settings import Clock
 
-Clock = Literal["wall", "cpu"]
-Unit = Literal["updates", "epochs", "tokens", "seconds"]
 Metrics = TypeVar("Metrics")
 
 # What the seed's noise is used for.

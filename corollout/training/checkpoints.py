@@ -21,7 +21,8 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.events import Callback, ignore, warning
-from corollout.files import TEMPORARY, dense_copies, digest_of, force_to_disk, leads_to, os_errors, write_synced
+from corollout.files import TEMPORARY, digest_of, force_to_disk, leads_to, os_errors, write_synced
+from corollout.weights import dense_copies
 
 FORMAT = 1
 KEPT = 2  # checkpoints of a run
@@ -75,9 +76,13 @@ def write_checkpoint(folder: Path, step: int, state: State) -> Path:
         settle_checkpoints(folder)
         temporary = folder / f"{TEMPORARY}{step}"
         temporary.mkdir()
-        write_synced(temporary / TENSORS, data)
-        write_synced(temporary / STATE, text.encode())
-        force_to_disk(temporary)
+        try:
+            write_synced(temporary / TENSORS, data)
+            write_synced(temporary / STATE, text.encode())
+            force_to_disk(temporary)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         path = folder / f"step-{step:08d}"
         if path.exists():
             new = path.with_suffix(".new")

@@ -9,7 +9,7 @@ from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.training.finetuning import as_reward
+from corollout.training.estimates import as_reward
 from corollout.types import Sampler
 
 

@@ -1,210 +1,37 @@
-"""Fine-tuning on a reward, from a batch of contexts to new weights.
-
-``estimate`` makes a gradient estimate: sample, plan, complete, reward, score. ``Trainer.step`` makes an update of it:
-batch, estimate, backward, clip, step, metrics.
-"""
+"""Fine-tuning on a reward. ``Trainer.step`` makes an update: batch, estimate, backward, clip, step, metrics."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict
 from itertools import chain, count, islice
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from corollout.compilation import wall_time
 from corollout.data import Batch, Columns
 from corollout.errors import InputError
-from corollout.estimators import Adaptive, Auto, Estimator, Plan, make_estimator
+from corollout.estimators import Adaptive, Auto, Estimator, make_estimator
 from corollout.events import Callback, Event, ignore, warning
 from corollout.noise import Noise
-from corollout.policies import detach, evaluation_mode
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
-from corollout.rollouts.watch import Look, Reads
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, Clock, load_policy
+from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
+from corollout.training.estimates import as_estimator, as_reward, estimate
 from corollout.training.metrics import (
     Metrics,
-    RewardNumbers,
-    equal_share,
     peak_memory,
     rollouts_by_depth,
     rollouts_by_step,
 )
-from corollout.training.regularisation import KL, Penalty, Regulariser, as_kl
+from corollout.training.norms import total_norm
+from corollout.training.optimizers import require_json
+from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
-from corollout.training.scoring import Scoring, check_scores, score, score_rows
+from corollout.training.settings import Clock
 from corollout.training.watchdog import Seen, Watchdog
-from corollout.types import Cost, Sequences, Trajectories, full_precision
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A gradient estimate for a batch, with everything that led to it."""
-
-    trajectories: Trajectories
-    plan: Plan
-    completed: Sequences  # the branches' sequences
-    rewards: Float[Tensor, " source"]  # of the main trajectories, then of the branches; NaN: skipped
-    own_rewards: Float[Tensor, " source"]  # the same without a penalty
-    contexts: int
-    cost: Cost
-    scoring: Scoring
-    engine: Engine
-    memory: Any
-    seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
-    penalty: Penalty | None = None
-
-    def backward(self) -> None:
-        """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
-        started = wall_time()
-        with evaluation_mode(self.engine.policy):
-            self.scoring.backward(-1 / max(self.contexts, 1))
-        self.seconds["backward"] = wall_time() - started
-
-    def updated(self, estimator: Estimator) -> Estimator:
-        """The estimator that made this estimate, with what it learns from it."""
-        if not isinstance(estimator, Adaptive):
-            return estimator
-        return estimator.updated(self.plan, self.rewards, self.scoring.scores)
-
-    @property
-    def mean_reward(self) -> float:
-        """The mean reward of the main trajectories, without a penalty."""
-        return self.reward_numbers.mean
-
-    @property
-    def reward_numbers(self) -> RewardNumbers:
-        """The rewards of the main trajectories, without a penalty."""
-        return RewardNumbers.of(self.own_rewards[: len(self.trajectories.tokens)].tolist())
-
-    @property
-    def equal_rewards(self) -> float:
-        """The share of contexts with several sequences, branches included, that all got the same reward."""
-        contexts = self.trajectories.contexts
-        return equal_share(self.own_rewards, torch.cat([contexts, contexts[self.plan.branches.parent]]), self.contexts)
-
-    @property
-    def logits(self) -> Float[Tensor, "row step vocab"]:
-        """All logits of the main trajectories by the policy's present weights: to look at, an update never needs them.
-
-        Zero beyond a row's length.
-        """
-        trajectories = self.trajectories
-        with torch.no_grad(), evaluation_mode(self.engine.policy):
-            outputs = score_rows(self.engine, self.memory, trajectories, trajectories.contexts)
-            return self.engine.head.logits(outputs, trajectories.tokens)
-
-    @property
-    def gradient(self) -> Float[Tensor, "row step vocab"]:
-        """The estimate of d reward / d logits, all of it; a context's rows add up."""
-        return self.plan.gradient(self.rewards, full_precision(self.logits))
-
-
-def estimate(
-    engine: Engine,
-    batch: Batch,
-    reward: Reward | RewardFunction,
-    estimator: Estimator | str,
-    noise: Noise,
-    *,
-    check_score: bool = False,
-    regulariser: Regulariser | None = None,
-) -> Estimate:
-    """Estimate the gradient of the expected reward of a batch of contexts.
-
-    Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
-    that was sampled. A ``regulariser`` takes its penalties off the rewards. ``check_score`` compares what
-    ``policy.score`` and ``policy.step`` return for the same tokens, and makes sure that ``policy.step`` does not change
-    old states.
-    """
-    if len(batch) == 0:
-        raise InputError("the batch is empty: there is no gradient to estimate")
-    reward, estimator = as_reward(reward), as_estimator(estimator)
-    policy, stopwatch = engine.policy, _Stopwatch()
-    with evaluation_mode(policy):
-        memory = policy.encode(batch.context)
-        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, _reads(estimator, noise))
-        trajectories = mains.trajectories
-        stopwatch.lap("sample")
-        plan = estimator.plan(trajectories, noise)
-        stopwatch.lap("plan")
-        completions = engine.complete(mains, plan.branches, noise)
-        stopwatch.lap("complete")
-        completed = completions.sequences
-        context = torch.cat([trajectories.contexts, trajectories.contexts[plan.branches.parent]])
-        scores = reward(
-            trajectories.lists() + completed.lists(),
-            batch.examples[context].tolist(),
-            batch.aligned(context),
-            trajectories.finished.tolist() + completed.finished.tolist(),
-        )
-        own_rewards = rewards = scores.values.to(trajectories.tokens.device)
-        stopwatch.lap("reward")
-        penalty = None
-        if regulariser is not None:
-            penalty = regulariser.penalty(detach(memory), batch.context, mains, plan.branches, completed)
-            rewards = rewards - penalty.values
-            stopwatch.lap("penalty")
-        if check_score:
-            check_scores(engine, memory, mains)
-            engine.check_states(mains)
-        scoring = score(engine, memory, mains, plan, rewards)
-        stopwatch.lap("score")
-    main_tokens = int(trajectories.lengths.sum())
-    cost = Cost(
-        tokens=mains.tokens + completions.tokens,
-        main_tokens=main_tokens,
-        rollouts=len(plan.branches),
-        reward_calls=scores.calls,
-        scored_tokens=scoring.tokens,
-        saved_tokens=max(main_tokens - mains.tokens, 0)
-        + completions.unshared
-        - completions.tokens
-        + main_tokens
-        - scoring.tokens,
-    )
-    return Estimate(
-        trajectories,
-        plan,
-        completed,
-        rewards,
-        own_rewards,
-        len(batch),
-        cost,
-        scoring,
-        engine,
-        detach(memory),
-        stopwatch.seconds,
-        penalty,
-    )
-
-
-def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:
-    """What the rollout engine keeps of the logits for an estimator."""
-    return partial(estimator.take_notes, noise=noise) if estimator.reads == "notes" else estimator.reads
-
-
-def as_reward(reward: Reward | RewardFunction) -> Reward:
-    return reward if isinstance(reward, Reward) else Reward(reward)
-
-
-def as_estimator(estimator: Estimator | str) -> Estimator:
-    return make_estimator(estimator) if isinstance(estimator, str) else estimator
-
-
-class _Stopwatch:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = wall_time()
-
-    def lap(self, name: str) -> None:
-        now = wall_time()
-        self.seconds[name] = now - self._last
-        self._last = now
+from corollout.types import Cost
 
 
 class Trainer(BaseTrainer[Metrics]):
@@ -216,6 +43,9 @@ class Trainer(BaseTrainer[Metrics]):
     Every ``probe_every`` updates, variance and cost of the current estimator and of those in ``probes`` are measured on
     a few batches and reported as an event. That costs as much as some more updates, and is not counted in ``seconds``,
     ``tokens`` or reward calls. What the estimator "auto" spends on its choices is.
+
+    With ``micro_batch``, so many contexts at a time are scored with a graph: less memory, the same gradient. A
+    ``scheduler`` of PyTorch makes a step after every update.
 
     ``kl`` takes that many times the divergence from a ``reference`` policy, by default the policy as it is now, off the
     objective (:class:`KL` steers it to a target), and ``entropy`` adds that many times the entropy of a sequence, in
@@ -238,6 +68,8 @@ class Trainer(BaseTrainer[Metrics]):
         clock: Clock = "wall",
         probe_every: int = 0,
         probes: Sequence[str] = (),
+        micro_batch: int | None = None,
+        scheduler: LRScheduler | None = None,
         kl: KL | float | None = None,
         reference: nn.Module | None = None,
         entropy: float = 0.0,
@@ -252,6 +84,13 @@ class Trainer(BaseTrainer[Metrics]):
         self.cost = Cost()
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
+        if micro_batch is not None and micro_batch < 1:
+            raise InputError(f"micro_batch must be at least 1 context, or None for the whole batch, not {micro_batch}")
+        if scheduler is not None and scheduler.optimizer is not optimizer:
+            raise InputError("the scheduler is of another optimizer than the one that the trainer was given")
+        if scheduler is not None:
+            require_json(scheduler)
+        self.micro_batch, self.scheduler = micro_batch, scheduler
         self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
         if kl is not None or entropy or reference is not None:
@@ -265,13 +104,16 @@ class Trainer(BaseTrainer[Metrics]):
         noise = self.noise.fold(ROLLOUTS, epoch)
         sample = estimate(
             self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
-            regulariser=self.regulariser,
+            regulariser=self.regulariser, micro_batch=self.micro_batch,
         )  # fmt: skip
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
         gradient, norm = self._sketch.with_norm()
         self.clip_to_norm(norm)
+        rate = max(group["lr"] for group in self.optimizer.param_groups)
         self.step_optimizer()
+        if self.scheduler is not None:
+            self.scheduler.step()
         self.estimator = sample.updated(self.estimator)
         if self.regulariser is not None and sample.penalty is not None:
             self.regulariser.updated(sample.penalty)
@@ -291,6 +133,7 @@ class Trainer(BaseTrainer[Metrics]):
             reward_max=rewards.largest,
             equal_rewards=sample.equal_rewards,
             gradient_norm=norm,
+            learning_rate=float(rate),
             clipped=float(self.max_grad_norm is not None and norm > self.max_grad_norm),
             gradient_variance=self.variance.add(gradient),
             rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
@@ -311,6 +154,14 @@ class Trainer(BaseTrainer[Metrics]):
         for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):
             self.on_event(warning(text))
         return metrics
+
+    def warm_up_bookkeeping(self) -> None:
+        """What an update does with its gradients besides, for nothing, so that it is compiled."""
+        gradient, _ = self._sketch.with_norm()
+        total_norm(self.parameters)
+        variance = RunningVariance()
+        for _ in range(2):
+            variance.add(gradient)
 
     def _choose_estimator(self, auto: Auto) -> None:
         """Let "auto" use the best of its candidates from here on."""
@@ -353,6 +204,8 @@ class Trainer(BaseTrainer[Metrics]):
         values: dict[str, Any] = {
             "cost": asdict(self.cost), "count": self.variance.count, "watchdog": self.watchdog.state()
         }  # fmt: skip
+        if self.scheduler is not None:
+            values["scheduler"] = self.scheduler.state_dict()
         if self.regulariser is not None:
             tensors |= {_REFERENCE + name: tensor.clone() for name, tensor in self.regulariser.tensors()}
             values["kl"] = self.regulariser.coefficient
@@ -370,6 +223,8 @@ class Trainer(BaseTrainer[Metrics]):
             self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):
             self.estimator = self.estimator.load_state_dict(_part(tensors, _ESTIMATOR))
+        if self.scheduler is not None and "scheduler" in state.values:
+            self.scheduler.load_state_dict(state.values["scheduler"])
         if self.regulariser is not None and "kl" in state.values:
             self.regulariser.coefficient = state.values["kl"]
             if self.regulariser.reference is not None:

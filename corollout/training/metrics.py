@@ -28,6 +28,7 @@ class Metrics:
     reward_max: float
     equal_rewards: float  # share of the contexts with several sequences, branches included, that all got one reward
     gradient_norm: float  # before clipping
+    learning_rate: float  # the largest of the optimizer's groups
     clipped: float  # 1 if the gradient was clipped, else 0
     gradient_variance: float  # exponential average, see RunningVariance
     rollouts_per_step: float  # branches, greedy baselines included, per token of the main trajectories

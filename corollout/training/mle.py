@@ -17,8 +17,9 @@ from corollout.policies.protocol import SOFTMAX, head_of
 from corollout.policies.read_out import PrefixCredits, read_out_backward
 from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine
-from corollout.training.base import SCHEDULED_SAMPLING, BaseTrainer, Clock
+from corollout.training.base import SCHEDULED_SAMPLING, BaseTrainer
 from corollout.training.checkpoints import State
+from corollout.training.settings import Clock
 from corollout.types import full_precision
 
 _COIN = FREE  # the noise that decides whose token is fed

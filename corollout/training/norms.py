@@ -8,12 +8,13 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 import torch
 from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
+
+from corollout.numba_cache import numba
 
 
 def total_norm(tensors: Iterable[Tensor]) -> float:

@@ -1,9 +1,13 @@
 """The optimisers that the package itself makes, and what they can do."""
 
+import json
 from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from corollout.errors import InputError
 
 _FUSED_DEVICES = ("cpu", "cuda")
 _FUSED_TYPES = (torch.float32, torch.float64)
@@ -25,3 +29,12 @@ def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and all(
         group.get("fused") and all(p.is_cpu and p.dtype == torch.float32 for p in group["params"]) for group in groups
     )
+
+
+def require_json(scheduler: LRScheduler) -> None:
+    """Raise an error if the state of a scheduler cannot be written to a checkpoint."""
+    try:
+        json.dumps(scheduler.state_dict())
+    except (TypeError, ValueError) as error:
+        kind = type(scheduler).__name__
+        raise InputError(f"the state of the scheduler {kind} cannot be saved in a checkpoint: {error}") from error

@@ -17,7 +17,7 @@ from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.training.base import GradientStatistics, flat_gradient, policy_module
-from corollout.training.finetuning import Estimate, estimate
+from corollout.training.estimates import Estimate, estimate
 from corollout.training.regularisation import Regulariser
 from corollout.types import Cost
 

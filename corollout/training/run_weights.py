@@ -1,5 +1,6 @@
 """The weights of a run: which there are, and an engine with them."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from corollout.config import from_table
+from corollout.config import NONE, from_table
 from corollout.errors import InputError
 from corollout.events import Event
-from corollout.files import read_weights
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task, open_task
 from corollout.threads import use_threads
@@ -18,9 +18,9 @@ from corollout.training.base import load_policy, policy_module
 from corollout.training.checkpoints import read_checkpoint
 from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import MachineSettings
+from corollout.weights import read_weights
 
 START = "start.safetensors"
-WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
 
 
 class OpenedRun(NamedTuple):
@@ -40,10 +40,21 @@ def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = Non
     """The same for a run that is open already; ``machine`` overrides the run's machine settings."""
     config = {**run.config, "machine": {**run.section("machine"), **(machine or {})}}
     settings = from_table(MachineSettings, config["machine"], str(run.directory / CONFIG))
+    require_data(run)
     task = open_task(config)
     use_threads(settings.threads)
     engine = task.engine()
     return OpenedRun(task, engine, load_weights(run, weights, engine))
+
+
+def require_data(run: Run, advice: str = "") -> None:
+    """Raise an error if the folder of a run's data is gone."""
+    folder = run.section("data").get("folder")
+    if isinstance(folder, str) and folder not in ("", NONE) and not os.path.exists(folder):
+        entry = f"the entry folder in section data of {run.directory / CONFIG}"
+        raise InputError(
+            f"the data of {run.directory} is not at {folder} any more: move it back, or {advice or f'correct {entry}'}"
+        )
 
 
 def load_weights(run: Run, weights: str, engine: Engine) -> int | None:

@@ -3,7 +3,6 @@
 import math
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from corollout.errors import InputError
 from corollout.noise import Noise, bits
+from corollout.numba_cache import numba
 from corollout.training.base import Gradient, flat_gradient
 from corollout.training.norms import addresses, can_loop, memory_order, numbers_at, sum_of_squares, total_norm
 

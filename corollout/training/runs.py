@@ -20,9 +20,16 @@ from corollout.event_file import EventFile
 from corollout.events import Callback, ignore, numbers_of, warning
 from corollout.files import append, check_entries, os_errors, read_bytes, read_json, write_file, write_json
 from corollout.folders import FolderLock, is_empty, settle_folder, staged
+from corollout.text import quoted
 from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
 
 CONFIG = "config.toml"
+
+
+def wrong_kind(kind: object) -> str:
+    """What is wrong with a run that is neither a pre-training nor a fine-tuning."""
+    found = "is missing" if kind is None else f"is {quoted(kind)}"
+    return f'the entry "kind" of its {CONFIG} {found}, and must be "pretrain" or "finetune"'
 
 
 class Run:
@@ -133,7 +140,7 @@ class Run:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}, line {number} is not valid JSON ({error})") from error
+                raise InputError(f"{path}, line {number} is damaged: it is not valid JSON ({error})") from error
             check_entries(record, f"{path}, line {number}", kind=str)
             if kind is None or record["kind"] == kind:
                 records.append(record)

@@ -57,7 +57,8 @@ def score(engine: Engine, memory: Any, mains: Mains, plan: Plan, rewards: Reward
     return kind(engine, memory, mains, tree, plan, rewards)
 
 
-def _without_zeros(credits: Credits) -> Credits:
+def without_zeros(credits: Credits) -> Credits:
+    """Those that are not zero."""
     used = (credits.value != 0).nonzero().squeeze(1)
     if len(used) == len(credits.value):
         return credits
@@ -73,9 +74,9 @@ class PrefixScoring(Scoring):
         if plan.reads_scores:
             self._compute(engine, memory)
             self.scores = self._probabilities()
-            self._credits = _without_zeros(plan.credits(rewards, self.scores))
+            self._credits = without_zeros(plan.credits(rewards, self.scores))
         else:
-            self._credits = _without_zeros(plan.credits(rewards))
+            self._credits = without_zeros(plan.credits(rewards))
             self._prune()
             self._compute(engine, memory)
 
@@ -134,9 +135,9 @@ class PathScoring(Scoring):
             scores = logits.new_zeros(*trajectories.tokens.shape, logits.shape[1])
             scores[row, step] = logits
             self.scores = scores
-            self._credits = _without_zeros(plan.credits(rewards, scores))
+            self._credits = without_zeros(plan.credits(rewards, scores))
         else:
-            self._credits = _without_zeros(plan.credits(rewards))
+            self._credits = without_zeros(plan.credits(rewards))
             steps = trajectories.tokens.shape[1]
             cell = (self._credits.row * steps + self._credits.step).unique()
             row, step = cell // steps, cell % steps
@@ -188,9 +189,9 @@ class SequenceScoring(Scoring):
         used = torch.ones(len(self._distinct), dtype=torch.bool, device=last.device)
         if plan.reads_scores:
             self.scores = self._read(self._batches(used))
-            self._credits = _without_zeros(plan.credits(rewards, self.scores))
+            self._credits = without_zeros(plan.credits(rewards, self.scores))
         else:
-            self._credits = _without_zeros(plan.credits(rewards))
+            self._credits = without_zeros(plan.credits(rewards))
             used[:] = False
             used[self._place[self._credits.row]] = True
         self._used = self._batches(used)

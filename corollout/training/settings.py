@@ -1,9 +1,13 @@
 """What can be set about training, whatever the task."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from corollout.config import option
-from corollout.training.base import Clock, Unit
+
+Clock = Literal["wall", "cpu"]
+Unit = Literal["updates", "epochs", "tokens", "seconds"]
+WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class PretrainSettings:
     patience: int = option(10, "Stop after this many evaluations without improvement.", least=1)
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
     decay: float = option(
-        1.0, "Factor by which the learning rate is multiplied every decay-every epochs.", least=1e-9, most=1
+        1.0, "Factor by which the learning rate is multiplied every --decay-every epochs.", least=1e-9, most=1
     )
     decay_every: int = option(1, "Epochs between decays of the learning rate.", least=1)
     scheduled_sampling: float = option(
@@ -28,7 +32,7 @@ class PretrainSettings:
     )
     ema_decay: float = option(
         0.0,
-        "Decay of the exponential moving average of the weights, which is evaluated and kept; 0: no average.",
+        "Decay of the exponential moving average of the weights, which is evaluated and kept; 0 for none.",
         least=0,
         most=0.99999,
         formerly="average",
@@ -42,16 +46,16 @@ class FinetuneSettings:
     """Fine-tuning on a reward."""
 
     estimator: str = option(
-        "arsm", "Gradient estimator: auto, arsm, ars-5, rloo-8, set-8, reinforce, sc, mc-2, rl_beam, …."
+        "arsm", "Gradient estimator, such as auto, arsm, ars-5, rloo-8, set-8, reinforce, sc, mc-2 or rl_beam."
     )
     learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9, most=1_000)
     batch_size: int = option(16, "Contexts in an update.", least=1)
-    unit: Unit = option("updates", "Unit of the budget and of evaluate-every.")
+    unit: Unit = option("updates", "Unit of --budget and --evaluate-every.")
     budget: float = option(10_000.0, "How long to train, in that unit.", least=1e-9, most=1e15)
     evaluate_every: float = option(
         500.0, "How often to evaluate on the validation data, in that unit.", least=1e-9, most=1e15
     )
-    reward: str = option("", "Which of the task's rewards to use; the task's default if empty.")
+    reward: str = option("", "Name of one of the task's rewards. [default: the task's first]")
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
     seed: int = option(0, "Seed of the order of examples and of all sampling.")
     train_eval_examples: int = option(
@@ -59,15 +63,15 @@ class FinetuneSettings:
     )
     variance_decay: float = option(0.9, "Decay of the running gradient variance.", least=0, most=0.999999)
     clock: Clock = option("wall", "Measure seconds in wall-clock time or in CPU time of this process.")
-    probe_every: int = option(0, "Probe variance and cost every so many updates; 0: never.", least=0)
-    probes: str = option("rloo-8", "Estimators to probe besides the one in use, separated by semicolons.")
+    probe_every: int = option(0, "Measure variance and cost after every so many updates; 0 for never.", least=0)
+    probes: str = option("rloo-8", "Estimators to measure besides the one in use, separated by semicolons.")
 
 
 @dataclass(frozen=True)
 class MachineSettings:
     """Where to compute; nothing that changes a result, but for float rounding."""
 
-    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:1, ….")
+    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:1 and so on.")
     threads: int | None = option(
         1,
         "Threads on the CPU: a number, or auto for one or all cores, whichever a short measurement finds faster.",

@@ -19,21 +19,22 @@ from corollout.config import from_table, to_table
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.events import Callback, ignore, note, warning
-from corollout.files import check_entries, digest_of, read_weights, write_json, write_weights
+from corollout.files import check_entries, digest_of, write_json
 from corollout.policies import TreeHead, evaluation_mode
 from corollout.tasks.task import Evaluation, Task, find_task, open_task
 from corollout.threads import choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.finetuning import Trainer
-from corollout.training.fit import Schedule, fit
+from corollout.training.loop import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
 from corollout.training.optimizers import make_adam
-from corollout.training.run_weights import START, open_run
-from corollout.training.runs import CONFIG, Run, require_no_run
+from corollout.training.run_weights import START, open_run, require_data
+from corollout.training.runs import CONFIG, Run, require_no_run, wrong_kind
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
 from corollout.trees.files import StoredTree
+from corollout.weights import read_weights, write_weights
 
 TREE = "tree.safetensors"
 
@@ -92,6 +93,8 @@ def create_finetuning(
     """Create the directory of a fine-tuning that starts from the best weights of another run."""
     require_no_run(directory)
     parent = Run.open(start)
+    if data is None:
+        require_data(parent, "name its new place with --data")
     spec = find_task(parent.config.get("task"))
     reward = settings.reward or spec.rewards[0]
     if reward not in spec.rewards:
@@ -158,7 +161,8 @@ def resume_run(
     with Run.open(directory, resume=True) as run:
         kind, config = run.config.get("kind"), str(directory / CONFIG)
         if kind not in ("pretrain", "finetune"):
-            raise InputError(f"{directory} cannot be resumed: its {CONFIG} has the unknown kind {kind!r}")
+            raise InputError(f"{directory} cannot be resumed: {wrong_kind(kind)}")
+        require_data(run)
         metric = find_task(run.config.get("task")).metric.key
         if (summary := run.summary) is not None:
             path, advice = directory / "summary.json", "remove it to resume the run"

@@ -49,6 +49,8 @@ def save_tree(
 
 def load_tree(path: Path | str, words: Sequence[str] | None = None) -> StoredTree:
     """Read a file written by :func:`save_tree`. With ``words``, a tree of another vocabulary is an error."""
+    if Path(path).is_dir():
+        raise InputError(f"cannot read the tree {path}: it is a folder, not a file of `corollout tree build`")
     try:
         with os_errors(f"read the tree {path}"), safe_open(path, framework="numpy") as file:
             meta = decode_json((file.metadata() or {}).get(_META, "null"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from corollout.errors import InputError
-from corollout.files import os_errors
+from corollout.files import is_utf16, os_errors
 from corollout.limits import ARRAY_BYTES
 
 _SHORTEST_STEM = 4  # letters that related words share at least
@@ -26,7 +26,7 @@ def word_vectors(path: Path | str, words: Sequence[str]) -> tuple[np.ndarray, np
     """
     table = _read(Path(path), set(words))
     if not table:
-        raise InputError(f"{path} has vectors for none of the {len(words):,} words: check its language and case")
+        raise InputError(f"{path} has vectors for none of the {len(words):,} words: check language, case and encoding")
     dimension = len(next(iter(table.values())))
     ARRAY_BYTES.check(
         4 * len(words) * dimension, f"{path}: the array of {len(words):,} vectors of {dimension:,} numbers"
@@ -53,6 +53,8 @@ def _read(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
         for number, raw in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
             if len(raw) > _LONGEST_LINE:
                 raise InputError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes, too long for word vectors")
+            if number == 1 and is_utf16(raw):
+                raise InputError(f"cannot read the word vectors {path}: they seem to be UTF-16; save them as UTF-8")
             line = raw.replace(b"\t", b" ").rstrip(b" \r\n")
             if number == 1:
                 line = line.removeprefix(_BYTE_ORDER_MARK)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corollout.cli import main
+from corollout.cli import main, root
 from corollout.config import option
 from corollout.errors import InputError, Interrupted
 from tests.support.commands import invoke
@@ -45,7 +45,7 @@ def end(settings: Settings) -> None:
     ],
 )
 def test_exit_codes_and_errors_of_one_sentence(arguments: list[str], code: int, message: str, monkeypatch, capsys):
-    monkeypatch.setattr(main, "COMMANDS", {"end": "tests.cli.test_cli:end"})
+    monkeypatch.setattr(root, "COMMANDS", {"end": "tests.cli.test_cli:end"})
     monkeypatch.setattr(sys, "argv", ["corollout", *arguments])
     with pytest.raises(SystemExit) as left, kept_handlers():
         main.app()
@@ -58,19 +58,19 @@ def test_exit_codes_and_errors_of_one_sentence(arguments: list[str], code: int, 
     ("how", "moment", "code", "message"),
     [
         ("", "atexit.register(stop)", -signal.SIGINT, ""),
-        ("", "main.end_at_once = stop", 0, ""),
-        ("error", "main._print_error = stop", 130, "Stopped. Run the same command again.\n"),
-        ("", "main.cli = leave", 130, "Stopped. Run the same command again.\n"),
+        ("", "run.end_at_once = stop", 0, ""),
+        ("error", "run.print_error = stop", 130, "Stopped. Run the same command again.\n"),
+        ("", "run.cli = leave", 130, "Stopped. Run the same command again.\n"),
     ],
     ids=["after the end", "at the end", "in an error", "before a command"],
 )
 def test_a_signal_outside_of_a_command_leaves_no_traceback(how: str, moment: str, code: int, message: str):
     script = f"""
 import atexit, os, signal
-from corollout.cli import main
-ends = main._print_error, main.end_at_once
+from corollout.cli import main, root, run
+ends = run.print_error, run.end_at_once
 def stop(*_, **__):
-    main._print_error, main.end_at_once = ends
+    run.print_error, run.end_at_once = ends
     os.kill(os.getpid(), signal.SIGINT)
 class HalfMade:
     def __del__(self):
@@ -78,7 +78,7 @@ class HalfMade:
 def leave(**_):
     half_made = HalfMade()
     stop()
-main.COMMANDS = {{"end": "tests.cli.test_cli:end"}}
+root.COMMANDS = {{"end": "tests.cli.test_cli:end"}}
 {moment}
 main.app()
 """

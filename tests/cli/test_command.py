@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from corollout.cli.main import LazyGroup, command, summary
+from corollout.cli.command import LazyGroup, command, summary
 from corollout.config import argument, option, read_toml, required, switch
 from corollout.errors import InputError
 
@@ -34,6 +34,10 @@ class Settings:
     json: bool = switch("Print JSON.")
     config: Path | None = option(None, "TOML file.")
     model: Model = field(default_factory=lambda: Model(hidden=16))
+
+    @classmethod
+    def scale_of(cls, path: tuple[str, ...]) -> str:
+        return "a scale" if path[0] == "model" else ""
 
     @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -87,8 +91,8 @@ def test_help_explains_every_option():
         "--temperatures <float,…> Temperatures. [default: 0.5,1.0]",
         "--number, --task <index> Index. [default: 0]",
         "--json Print JSON. --config",
-        "--cell <lstm|gru> Type of cell. [default: from the scale, otherwise lstm]",
-        "--hidden <int> Width of the state. [default: from the scale, otherwise 16]",
+        "--cell <lstm|gru> Type of cell. [default: from a scale, otherwise lstm]",
+        "--hidden <int> Width of the state. [default: from a scale, otherwise 16]",
     ):
         assert part in text
 

@@ -94,7 +94,7 @@ def test_maximum_likelihood_alone_and_a_result_without_any_record(corollout, tmp
         (["arsm-0", "--by", "hours"], "--by must be one of seconds, tokens, updates"),
         (["arsm-0", "sc-0", "--labels", "a"], "2 runs but 1 labels"),
         (["arsm-0", "other"], "their tasks are 'karel' and 'captions'"),
-        (["arsm-0", "silent"], "silent has no evaluation yet"),
+        (["arsm-0", "silent"], "silent has no complete evaluation in metrics.jsonl"),
         (["arsm-0", "--out", "full"], "full is not empty"),
         (["arsm-0", "--out", "file"], "cannot use the folder file"),
         ([], "Missing argument"),

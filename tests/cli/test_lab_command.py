@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from corollout.errors import InputError, Interrupted
-from corollout.files import write_weights
 from corollout.lab.on_run import point_labels, split_names
 from corollout.lab.store import digest_of
 from corollout.reports.report import open_report
@@ -15,6 +14,7 @@ from corollout.training.run_weights import open_weights
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings
 from corollout.training.start import create_finetuning, policy_module, resume_run
+from corollout.weights import write_weights
 from tests.support.commands import invoke, output, refusal
 from tests.support.pages import Page
 from tests.support.small_karel import small_run

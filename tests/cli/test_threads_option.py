@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from corollout.cli import finetune as finetune_module
+from corollout.cli import training as training_module
 from corollout.config import read_toml
 from corollout.threads import ThreadChoice
 from corollout.training import start
@@ -47,7 +47,7 @@ def choose_two(work: Callable[[], object] | None = None) -> ThreadChoice:
 
 def test_the_choice_is_told_and_kept(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch):
     kept: list[bool] = []
-    monkeypatch.setattr(finetune_module, "keep_pages", lambda: kept.append(True))
+    monkeypatch.setattr(training_module, "keep_pages", lambda: kept.append(True))
     monkeypatch.setattr(start, "choose_threads", choose_two)
     first = invoke("finetune", run, "--out", tmp_path / "run", *FEW)
     assert first.exit_code == 0
@@ -127,4 +127,4 @@ def test_a_resumed_run_is_not_measured_again_and_keeps_its_other_settings(run: P
 def test_help_says_auto():
     shown = " ".join(output("finetune", "--help").split())
     assert "--threads <int|auto>" in shown
-    assert "otherwise auto]" in shown
+    assert "[default: auto]" in shown

@@ -12,8 +12,9 @@ from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
 from corollout.events import ignore
 from corollout.experiments.curves import CAPTION_CURVES, KAREL_CURVES, choosing_methods, mean_over_seeds
-from corollout.experiments.demo import DemoSettings, demo_sweep, run_demo
-from corollout.experiments.registry import SweepExperiment, SweepSettings
+from corollout.experiments.demo import demo_sweep, run_demo
+from corollout.experiments.experiment import SweepExperiment
+from corollout.experiments.settings import DemoSettings, SweepSettings
 from corollout.experiments.table1 import TABLE1, KarelData, make_data
 from corollout.experiments.table2 import TABLE2
 from corollout.reports.report import open_report

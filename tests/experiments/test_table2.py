@@ -10,7 +10,8 @@ import pytest
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
 from corollout.experiments.curves import CAPTION_CURVES
-from corollout.experiments.registry import SweepExperiment
+from corollout.experiments.experiment import SweepExperiment
+from corollout.experiments.settings import SweepSettings, Table2Settings
 from corollout.experiments.table2 import TABLE2
 from corollout.reports.report import Figure, Report, open_report
 from corollout.sweeps.analysis import ROLLOUTS
@@ -85,11 +86,11 @@ def test_a_report_before_the_analysis_and_without_its_methods(tmp_path: Path):
     assert (row[0], any("±" in cell for cell in row)) == ("ARS-1", False)  # one seed has no spread
 
 
-@pytest.mark.parametrize("experiment", [TABLE2, CAPTION_CURVES])
-def test_nothing_is_started_without_the_data_that_was_named(experiment: SweepExperiment, tmp_path: Path):
+@pytest.mark.parametrize(("experiment", "settings"), [(TABLE2, Table2Settings), (CAPTION_CURVES, SweepSettings)])
+def test_nothing_is_started_without_the_data_that_was_named(experiment: SweepExperiment, settings: Any, tmp_path: Path):
     for name in ("data", "vectors") if experiment is TABLE2 else ("data",):
         with pytest.raises(InputError, match="nowhere"):
-            experiment.open(experiment.settings(out=tmp_path / "out", **{name: tmp_path / "nowhere"}))
+            experiment.open(settings(out=tmp_path / "out", **{name: tmp_path / "nowhere"}))
     assert not any(tmp_path.iterdir())
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from corollout.inspection.credit import Branch, Inspection, InspectSettings, inspect_example, inspect_run
+from corollout.inspection.credit import Branch, Inspection, inspect_example, inspect_run
+from corollout.inspection.settings import InspectSettings
 from corollout.noise import Noise
 from corollout.rewards import Reward
 from corollout.rollouts import Engine

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from corollout.errors import InputError
-from corollout.inspection.credit import Branch, Inspection, InspectSettings, inspect_run
+from corollout.inspection.credit import Branch, Inspection, inspect_run
 from corollout.inspection.page import inspection_page
+from corollout.inspection.settings import InspectSettings
 from corollout.reports.tables import reward_text
 from corollout.tasks.captioning.view import CaptionView
 from corollout.tasks.karel.view import KarelView

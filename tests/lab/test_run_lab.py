@@ -147,7 +147,7 @@ def test_a_folder_of_other_settings_is_refused(task: Task, tmp_path: Path):
     refused(r"reference.safetensors belongs to another lab", seed=1)
     (tmp_path / REFERENCE).unlink()
     (tmp_path / "file").write_text("here first")
-    refused("cannot create the folder", folder=tmp_path / "file")
+    refused("is not a folder", folder=tmp_path / "file")
 
 
 def test_what_cannot_be_measured_is_said_before_anything_is(task: Task, tmp_path: Path):

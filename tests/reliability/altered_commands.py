@@ -2,13 +2,14 @@
 
 import random
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
-from corollout.cli.main import COMMANDS, all_commands
+from corollout.cli.command import settings_class
 from corollout.cli.pretrain import pretrain_command
 from corollout.cli.reproduce import experiment_command
-from corollout.config import Option, import_object, options_of
-from corollout.experiments.registry import EXPERIMENTS, find_experiment
+from corollout.cli.root import COMMANDS, all_commands
+from corollout.config import Option, options_of
+from corollout.experiments.registry import EXPERIMENTS
 from corollout.tasks.task import task_names
 
 # Words that hardly any option expects. A command line has no null characters.
@@ -63,15 +64,13 @@ WORK = {
 @cache
 def commands() -> dict[str, type]:
     """The settings class of every command, by its words."""
-    functions: dict[str, Any] = {
-        name: import_object(target) if isinstance(target, str) else target
-        for name, target in all_commands().items()
-        if name not in ("pretrain", "reproduce")
+    targets: dict[str, Any] = {
+        name: target for name, target in all_commands().items() if name not in ("pretrain", "reproduce")
     }
-    functions |= {f"pretrain {task}": pretrain_command(task) for task in task_names()}
-    functions |= {f"reproduce {name}": experiment_command(find_experiment(name)) for name in EXPERIMENTS}
-    assert COMMANDS.keys() <= {*functions, "pretrain", "reproduce"}
-    return {name: next(iter(get_type_hints(function).values())) for name, function in functions.items()}
+    targets |= {f"pretrain {task}": pretrain_command(task) for task in task_names()}
+    targets |= {f"reproduce {name}": experiment_command(name) for name in EXPERIMENTS}
+    assert COMMANDS.keys() <= {*targets, "pretrain", "reproduce"}
+    return {name: settings_class(target) for name, target in targets.items()}
 
 
 # What keeps a command from long work. It stands before what is altered, which wins.

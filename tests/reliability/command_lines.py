@@ -15,8 +15,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,14 +29,15 @@ import numpy as np
 from corollout.cli import demo
 from corollout.cli.main import app
 from corollout.errors import InputError
-from corollout.experiments import cold_start, registry
-from corollout.tasks.captioning.model import ModelSettings as CaptionModel
+from corollout.experiments import cold_start, experiment
 from corollout.tasks.captioning.scenes import make_scenes
+from corollout.tasks.captioning.settings import ModelSettings as CaptionModel
 from corollout.tasks.karel.generator import make_data
 from corollout.text import visible
 from corollout.training.settings import MachineSettings, PretrainSettings
 from corollout.training.start import create_pretraining, resume_run
 from tests.reliability.altered_commands import make_case
+from tests.reliability.bad_commands import BadCase, left_behind, make_bad_case, small_disk
 from tests.reliability.suite import MEGABYTES, Outcome, Suite
 from tests.support.signal_handlers import kept_handlers
 from tests.support.small_karel import DATA, MODEL
@@ -95,7 +99,7 @@ def refuse_experiments() -> None:
     def refuse(*_: object) -> None:
         raise InputError("experiments are not run here")
 
-    for module, name in ((demo, "run_demo"), (registry, "run_resumable"), (cold_start, "run_resumable")):
+    for module, name in ((demo, "run_demo"), (experiment, "run_resumable"), (cold_start, "run_resumable")):
         setattr(module, name, refuse)
 
 
@@ -103,8 +107,22 @@ class TimeLimit(BaseException):
     """A case took too long. Not an ``Exception``, so that nothing handles it."""
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a command line ended, and what was wrong with that, or nothing."""
+
+    code: Any
+    errors: str
+    problem: str
+
+
 def run_case(arguments: list[str]) -> str:
     """Run a command line in this process; what was wrong with how it ended, or nothing."""
+    return run_line(arguments).problem
+
+
+def run_line(arguments: list[str], codes: Sequence[int] = EXIT_CODES) -> Ended:
+    """Run a command line in this process."""
     buffers = [io.BytesIO() for _ in range(2)]
     streams = [io.TextIOWrapper(buffer, "utf-8") for buffer in buffers]
     kept = sys.argv, sys.path[:], sys.stdout, sys.stderr
@@ -130,15 +148,51 @@ def run_case(arguments: list[str]) -> str:
             problem = problem or f"output that a terminal would obey: {text[:200]!r}"
         if "Traceback" in text:
             problem = problem or f"traceback: {text[-200:]!r}"
-    if not problem and code not in EXIT_CODES:
+    if not problem and code not in codes:
         problem = f"exit code {code!r}"
     if not problem and code == 1 and not errors:
         problem = "no message"
-    return problem
+    return Ended(code, errors, problem)
+
+
+def run_bad_case(case: BadCase, folder: Path) -> str:
+    """Run a command line with something wrong in a folder; what was wrong with how it ended, or nothing."""
+    case.spoil(folder)
+    codes: tuple[int, ...] = (0, 1, 2)
+    with small_disk(folder, case.disk), ExitStack() as stack:
+        if case.signal is not None:
+            codes += (128 + case.signal[0],)
+            timer = threading.Timer(case.signal[1], os.kill, (os.getpid(), case.signal[0]))
+            # A signal that comes when the command has ended must not end this process.
+            stack.enter_context(ignored_afterwards(case.signal[0]))
+            timer.start()
+            stack.callback(timer.join)
+        ended = run_line(case.arguments, codes)
+        left = left_behind(case, folder)
+    if ended.problem:
+        return ended.problem
+    if case.must_fail and ended.code == 0:
+        return "not refused"
+    if ended.code == 1 and ended.errors.count("error: ") != 1:
+        return f"not one sentence: {ended.errors[-300:]!r}"
+    return f"left behind: {', '.join(left)}" if left and ended.code else ""
+
+
+@contextmanager
+def ignored_afterwards(number: int) -> Generator[None, None, None]:
+    """Outside of a command, a signal does nothing."""
+    before = signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def work(connection: Connection, source: str, where: str) -> None:
-    """A worker: runs cases, each in a fresh copy of the folder, until it gets none."""
+    """A worker: runs cases, each in a fresh copy of the folder, until it gets none.
+
+    A case is the words of a command line, or seed and number of a bad one.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES << 20, MEGABYTES << 20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -156,7 +210,10 @@ def work(connection: Connection, source: str, where: str) -> None:
         os.chdir(folder)
         signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
         try:
-            problem = run_case(arguments)
+            if isinstance(arguments, tuple):
+                problem = run_bad_case(make_bad_case(*arguments), folder)
+            else:
+                problem = run_case(arguments)
         except TimeLimit:
             problem = "hang"
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -174,7 +231,7 @@ class Worker:
     def __init__(self, source: Path, where: Path):
         self._source, self._where = source, where
 
-    def run(self, arguments: list[str]) -> str:
+    def run(self, arguments: list[str] | tuple[int, int]) -> str:
         if self._left == 0:
             self.stop()
             self._start()
@@ -209,7 +266,32 @@ class Worker:
 
 
 def run(cases: int, seed: int) -> Iterator[Outcome]:
-    """An outcome for each command line."""
+    """An outcome for each command line; one of ten is a bad one."""
+    with worker() as one:
+        for number in range(cases - cases // 10):
+            name, arguments = make_case(seed, number)
+            yield _outcome(name, arguments, one.run(arguments))
+        yield from run_bad(one, cases // 10, seed)
+
+
+def run_bad(worker: Worker, cases: int, seed: int) -> Iterator[Outcome]:
+    """An outcome for each command line with something wrong."""
+    for number in range(cases):
+        case = make_bad_case(seed, number)
+        problem = worker.run((seed, number))
+        if case.signal is not None and problem == f"the process died, exit code {128 + case.signal[0]}":
+            problem = ""  # while modules are imported, a signal ends the process at once
+        yield _outcome(f"wrong: {case.wrong}", case.arguments, problem)
+
+
+def _outcome(name: str, arguments: list[str], problem: str) -> Outcome:
+    shown = " ".join(word[:60].encode("unicode_escape").decode() for word in arguments)
+    return Outcome(name, 1, (f"{problem}: {shown}",) if problem else ())
+
+
+@contextmanager
+def worker() -> Generator[Worker, None, None]:
+    """A worker with a folder of small data, runs and files."""
     offline = {"HF_HUB_OFFLINE": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1", "TORCH_HOME": "/nonexistent"}
     kept = {name: os.environ.get(name) for name in offline}
     os.environ.update(offline)
@@ -217,15 +299,11 @@ def run(cases: int, seed: int) -> Iterator[Outcome]:
         source = Path(folder, "source")
         source.mkdir()
         make_folder(source)
-        worker = Worker(source, Path(folder))
+        one = Worker(source, Path(folder))
         try:
-            for number in range(cases):
-                name, arguments = make_case(seed, number)
-                problem = worker.run(arguments)
-                shown = " ".join(word[:60].encode("unicode_escape").decode() for word in arguments)
-                yield Outcome(name, 1, (f"{problem}: {shown}",) if problem else ())
+            yield one
         finally:
-            worker.stop()
+            one.stop()
             for variable, value in kept.items():
                 os.environ.pop(variable) if value is None else os.environ.update({variable: value})
 

@@ -40,8 +40,9 @@ from tests.reliability.suite import Finished, listen_to_signals, start, wait
 
 # What commands import when they run.
 MODULES = (
-    *("corollout.cli.main", "corollout.cli.pretrain", "corollout.cli.evaluate", "corollout.cli.compare"),
-    *("corollout.cli.export", "corollout.cli.inspect", "corollout.cli.lab", "corollout.cli.reproduce"),
+    *("corollout.cli.run", "corollout.cli.training", "corollout.cli.pretrain", "corollout.cli.evaluate"),
+    *("corollout.cli.compare", "corollout.cli.export", "corollout.cli.inspect", "corollout.cli.lab"),
+    *("corollout.cli.reproduce", "corollout.cli.experiments"),
     *("corollout.tasks.karel.task", "corollout.tasks.karel.commands", "corollout.tasks.karel.model"),
     *("corollout.tasks.captioning.task", "corollout.tasks.captioning.commands", "corollout.tasks.captioning.model"),
     *("corollout.tasks.captioning.export", "corollout.experiments.table1", "corollout.experiments.cold_start"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from corollout.cli.main import cli
+from corollout.cli.root import cli
 from corollout.errors import InputError
 
 

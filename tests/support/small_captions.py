@@ -8,8 +8,8 @@ from PIL import Image
 from torch import Tensor
 
 from corollout.tasks.captioning.captions import Collector
-from corollout.tasks.captioning.model import ModelSettings
-from corollout.tasks.captioning.preparation import PreparationSettings, prepare
+from corollout.tasks.captioning.preparation import prepare
+from corollout.tasks.captioning.settings import ModelSettings, PreparationSettings
 from corollout.training.settings import MachineSettings, PretrainSettings
 from corollout.training.start import create_pretraining, resume_run
 from tests.support.caption_files import table

@@ -18,7 +18,7 @@ from corollout.rewards import Reward
 from corollout.sweeps.analysis import count_rollouts
 from corollout.sweeps.sweep import PLAN, Analysis, Sweep, open_sweep, read_analysis, run_analysis
 from corollout.tasks.sorting import sorting_data, sorting_engine
-from corollout.training.finetuning import estimate
+from corollout.training.estimates import estimate
 
 
 def test_a_folder_keeps_its_plan(tmp_path: Path):

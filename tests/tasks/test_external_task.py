@@ -46,7 +46,7 @@ def test_a_task_is_found_by_import_path_and_entry_point(folder: Path, monkeypatc
     assert (spec.name, spec.rewards, spec.scale("tiny")) == ("reverse", ("reward",), {})
     assert spec.metric.text(0.25) == "reward 0.250"
     entry = importlib.metadata.EntryPoint("reverse", "reverse:TASK", "corollout.tasks")
-    monkeypatch.setattr("corollout.tasks.task.entry_points", importlib.metadata.EntryPoints([entry]).select)
+    monkeypatch.setattr("corollout.tasks.spec.entry_points", importlib.metadata.EntryPoints([entry]).select)
     assert find_task("reverse") is spec
     assert task_names()[-1] == "reverse"
 

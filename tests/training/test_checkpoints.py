@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from corollout.errors import InputError
 from corollout.events import Event
-from corollout.files import read_weights, write_weights
 from corollout.training.checkpoints import (
     State,
     join_states,
@@ -28,6 +27,7 @@ from corollout.training.checkpoints import (
     split_state,
     write_checkpoint,
 )
+from corollout.weights import read_weights, write_weights
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -359,7 +359,7 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from corollout.training.checkpoints import State, write_checkpoint
-from corollout.files import write_weights
+from corollout.weights import write_weights
 folder = Path(sys.argv[1])
 step = int(sys.argv[2])
 print("ready", flush=True)

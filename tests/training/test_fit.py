@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ import torch
 
 from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Event, ignore
-from corollout.files import read_weights
 from corollout.signals import STOPS, exit_code
-from corollout.training import Run, Schedule, fit
+from corollout.training import Run, Schedule, fit, loop
 from corollout.training.base import BaseTrainer, load_policy
 from corollout.training.checkpoints import State
 from corollout.training.metrics import TIMED
+from corollout.weights import read_weights
 from tests.support.small_task import eval_weights, make_mle_trainer, make_policy, make_trainer, weights
 
 MAKERS = [partial(make_trainer, "arsm"), make_mle_trainer, partial(make_mle_trainer, ema_decay=0.8)]
@@ -237,8 +236,8 @@ def test_the_best_weights_are_those_that_the_checkpoint_knows(
 
     def kill(event: Event) -> None:
         if event.kind == "evaluation" and event.record["update"] == 3:
-            where = (Run, "save") if target[after] == "save" else (sys.modules["corollout.training.fit"], "_write_best")
-            monkeypatch.setattr(*where, die)
+            saves = target[after] == "save"
+            monkeypatch.setattr(*((Run, "save") if saves else (loop, "_write_best")), die)
 
     with pytest.raises(Killed):
         fit_in(tmp_path / "run", schedule, evaluate=scores, on_event=kill)

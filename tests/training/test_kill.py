@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from corollout.files import read_weights
 from corollout.tasks.karel.generator import generate
 from corollout.tasks.karel.settings import ModelSettings
 from corollout.training.metrics import TIMED
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import create_finetuning, create_pretraining, resume_run
+from corollout.weights import read_weights
 
 LOOP = Path(__file__).parents[1] / "support" / "kill_loop.py"
 # A few kills in the normal run, many in the proof.

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from corollout.events import Event
-from corollout.files import read_weights, write_weights
 from corollout.folders import FolderLock
 from corollout.training.run_weights import open_run
 from corollout.training.settings import FinetuneSettings, MachineSettings
 from corollout.training.start import create_finetuning, resume_run
+from corollout.weights import read_weights, write_weights
 from tests.support.commands import output, refusal
 from tests.support.errors import refused
 from tests.support.small_karel import small_run

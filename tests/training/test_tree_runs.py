@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from corollout.errors import InputError
-from corollout.files import read_weights
-from corollout.inspection.credit import InspectSettings, inspect_run
+from corollout.inspection.credit import inspect_run
+from corollout.inspection.settings import InspectSettings
 from corollout.policies import TreeHead
 from corollout.tasks.captioning.dataset import CaptionData
-from corollout.tasks.captioning.model import ModelSettings
-from corollout.tasks.captioning.trees import TreeSettings, build_tree
+from corollout.tasks.captioning.settings import ModelSettings, TreeSettings
+from corollout.tasks.captioning.trees import build_tree
 from corollout.tasks.karel.settings import ModelSettings as KarelModel
 from corollout.training.run_weights import open_run
 from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import TREE, create_finetuning, create_pretraining, resume_run
 from corollout.trees import balanced_tree, save_tree
+from corollout.weights import read_weights
 from tests.support.small_captions import small_run
 
 MODEL = ModelSettings(embedding=16, hidden=32, dropout=0.0)

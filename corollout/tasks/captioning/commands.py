@@ -1,10 +1,8 @@
 """Commands of the captioning task: ``data captions|features|neighbours``, ``score`` and ``tree build|show``."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from math import log2
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,7 +10,7 @@ from rich.text import Text
 from corollout.cli.progress import show_events
 from corollout.cli.tables import evaluation_table, plain_table
 from corollout.cli.terminal import Terminal
-from corollout.config import argument, option, required, switch
+from corollout.data import check_device
 from corollout.errors import InputError
 from corollout.events import Callback
 from corollout.files import require_new_file
@@ -23,52 +21,25 @@ from corollout.tasks.captioning.extraction import network_of, write_features
 from corollout.tasks.captioning.features import open_features
 from corollout.tasks.captioning.metrics import CIDER, CaptionEvaluation, Scorer
 from corollout.tasks.captioning.neighbours import consensus
-from corollout.tasks.captioning.networks import DEFAULT, NAMES, find_images, load_network
-from corollout.tasks.captioning.preparation import PreparationSettings, prepare
-from corollout.tasks.captioning.readers import Format, read_captions
+from corollout.tasks.captioning.networks import find_images, load_network
+from corollout.tasks.captioning.preparation import prepare
+from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.scenes import SCALES, make_scenes
 from corollout.tasks.captioning.scoring import score_files, write_frequencies
-from corollout.tasks.captioning.trees import TreeSettings, build_tree, token_counts
+from corollout.tasks.captioning.settings import (
+    CaptionsSettings,
+    FeaturesSettings,
+    NeighboursSettings,
+    ScoreSettings,
+    TreeBuildSettings,
+    TreeShowSettings,
+)
+from corollout.tasks.captioning.trees import build_tree, token_counts
 from corollout.trees import entropy, huffman_tree, load_tree, save_tree
 from corollout.trees.show import depth_bars, neighbourhood, top
 
-_DATA = "Folder prepared by `corollout data captions`."
 _METRICS = {f"bleu_{n}": f"BLEU-{n}" for n in range(1, 5)}
 _METRICS |= {"rouge_l": "ROUGE-L", "cider_d": "CIDEr-D", "cider": "CIDEr", "meteor": "METEOR"}
-
-
-@dataclass(frozen=True)
-class FileSettings:
-    """Captions and features in files."""
-
-    captions: Path | None = option(None, "Captions: Karpathy's dataset_*.json, COCO's annotations, Flickr's token.txt.")
-    train: Path | None = option(None, "With --captions, the list of training images; otherwise their captions.")
-    val: Path | None = option(None, "The same for validation.")
-    test: Path | None = option(None, "The same for the test.")
-    format: Format | None = option(None, "Format of the captions, if it is not detected.")
-    features: Path | None = option(None, "Features: .npy, .npz, .safetensors, .h5, or a folder of NAME.npy.")
-    names: Path | None = option(None, "Image names of a .npy file's rows. [default: *_names.txt beside it]")
-    images: Path | None = option(None, "Folder of the image files, to show them.")
-
-
-@dataclass(frozen=True)
-class SceneSettings:
-    """Numbers of generated scenes."""
-
-    scale: str | None = option(None, "Number of scenes. [default: tiny]", choices=tuple(SCALES))
-    train_images: int | None = option(None, "Number of training scenes.", least=1)
-    val_images: int | None = option(None, "Number of validation scenes.", least=0)
-    test_images: int | None = option(None, "Number of test scenes.", least=0)
-
-
-@dataclass(frozen=True)
-class CaptionsSettings:
-    out: Path = required("Folder of the data set; new or empty.")
-    files: FileSettings = field(default_factory=FileSettings)
-    generate: bool = switch("Generate scenes instead of reading captions.")
-    scenes: SceneSettings = field(default_factory=SceneSettings)
-    preparation: PreparationSettings = field(default_factory=PreparationSettings)
-    skip_bad: bool = switch("Skip and count bad entries, and images without features.")
 
 
 def prepare_captions(settings: CaptionsSettings) -> None:
@@ -107,32 +78,15 @@ def _prepare_files(settings: CaptionsSettings, on_event: Callback) -> CaptionDat
     return prepare(captions, features, settings.out, settings.preparation, **options, on_event=on_event)
 
 
-@dataclass(frozen=True)
-class FeaturesSettings:
-    images: Path = required("Folder of images (jpg, jpeg, png, webp, bmp).")
-    out: Path = required("File for the features, X.npy; the names of the images go to X_names.txt.")
-    network: str = option(DEFAULT, f"{', '.join(NAMES)}, or the path of a folder with a Hugging Face model.")
-    batch: int = option(32, "Images per batch.", least=1)
-    device: str = option("cpu", "Device of the network: cpu, cuda, cuda:1, ….")
-    skip_bad: bool = switch("Skip invalid images instead of stopping at the first one.")
-
-
 def make_features(settings: FeaturesSettings) -> None:
     """Make features of images with a pretrained network; if killed, the same command continues."""
+    check_device(settings.device)
     paths, network = find_images(settings.images), load_network(settings.network, settings.device)
     with show_events() as on_event:
         written = write_features(paths, network, settings.out, settings.batch, settings.skip_bad, on_event)
     _print(f"{written.path}: {written.rows:,} images, {network.width:,} features each; their names: {written.names}")
     if written.bad:
         _print(f"skipped {len(written.bad):,} images; the first: {next(iter(written.bad.values()))}")
-
-
-@dataclass(frozen=True)
-class NeighboursSettings:
-    data: Path = argument(_DATA)
-    split: str = option("test", "Images to caption: val or test.")
-    k: int = option(20, "Number of nearest training images.", least=1, flags=("-k",))
-    json: bool = switch("Print the numbers as JSON.")
 
 
 def caption_by_neighbours(settings: NeighboursSettings) -> None:
@@ -145,20 +99,6 @@ def caption_by_neighbours(settings: NeighboursSettings) -> None:
         print(json.dumps(result.numbers()))
     else:
         Terminal().print(evaluation_table(result, f"{settings.split}, consensus of {settings.k} neighbours", CIDER))
-
-
-@dataclass(frozen=True)
-class ScoreSettings:
-    refs: Path = required("References: COCO's annotations, JSON.", metavar="<file>")
-    hyps: Path | None = option(None, "Captions to score: COCO's results, JSON.", metavar="<file>")
-    df: Path | None = option(
-        None, "Document frequencies: annotations, or a file of --write-df. [default: those of --refs]", metavar="<file>"
-    )
-    write_df: Path | None = option(None, "Write the document frequencies of the references.", metavar="<file>")
-    partial: bool = switch("Ignore images that have references but no caption.")
-    per_example: bool = switch("Also print the scores of each caption.")
-    no_meteor: bool = switch("Leave out METEOR, which takes longest.")
-    json: bool = switch("Print the scores as JSON, not multiplied by 100.")
 
 
 def score(settings: ScoreSettings) -> None:
@@ -201,13 +141,6 @@ def score(settings: ScoreSettings) -> None:
         _print(f"METEOR is missing: {result.no_meteor}.", "dim")
 
 
-@dataclass(frozen=True)
-class TreeBuildSettings:
-    tree: TreeSettings
-    data: Path = required(_DATA)
-    out: Path = required("File of the tree, in safetensors format.")
-
-
 def build(settings: TreeBuildSettings) -> None:
     """Build a binary tree over the words of a data set."""
     require_new_file(settings.out)  # now, not after the work
@@ -220,14 +153,6 @@ def build(settings: TreeBuildSettings) -> None:
     _print(f"{settings.out}: {builder}")
     means = f"{tree.depths.mean():.2f} on average, {expected:.2f} in training captions"
     _print(f"  {tree.size:,} words, depth {tree.depth}, {means}")
-
-
-@dataclass(frozen=True)
-class TreeShowSettings:
-    file: Path = argument("File of a tree.")
-    data: Path | None = option(None, "Prepared captions, for the words and their frequencies.")
-    around: str | None = option(None, "Draw the tree around this word.", metavar="<word>")
-    words: int = option(16, "Approximate number of words to draw around it.", least=1)
 
 
 def show(settings: TreeShowSettings) -> None:
@@ -265,13 +190,3 @@ def show(settings: TreeShowSettings) -> None:
 
 def _print(line: str, style: str = "") -> None:
     Terminal(soft_wrap=True).print(Text(line, style))
-
-
-COMMANDS: dict[str, Callable[[Any], None]] = {
-    "data captions": prepare_captions,
-    "data features": make_features,
-    "data neighbours": caption_by_neighbours,
-    "score": score,
-    "tree build": build,
-    "tree show": show,
-}

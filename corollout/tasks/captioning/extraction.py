@@ -276,7 +276,7 @@ def _append(file: IO[bytes], data: bytes) -> None:
 
 
 def _writing(target: Path) -> AbstractContextManager[None]:
-    return os_errors(f"write {target}", "make room, or choose another --out")
+    return os_errors(f"write {target}", "make room, or choose another --out", "the same command continues")
 
 
 def _check_names(names: Sequence[str]) -> None:

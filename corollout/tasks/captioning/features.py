@@ -136,7 +136,7 @@ def _table(
 def _separate(path: Path, names: Sequence[str], load: Callable[[int], np.ndarray]) -> Features:
     """Features in one array per image; all must have the shape of the first."""
     if not names:
-        raise InputError(f"{path} has no features")
+        raise InputError(f"{path} has no features: a folder of features has a file NAME.npy for each image")
     _check_different(path, names)
 
     def vector(index: int) -> np.ndarray:

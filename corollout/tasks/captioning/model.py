@@ -4,14 +4,11 @@ Features are standardised first, with means and deviations that are part of the 
 features, which may have any scale.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
-from corollout.config import option
 from corollout.policies.lstm import Input, lstm, lstm_levels, lstm_step
 from corollout.policies.read_out import ReadOut
 from corollout.policies.tree_head import TreeHead
@@ -21,17 +18,6 @@ from corollout.trees import Tree
 State = tuple[Tensor, Tensor]
 Gates = Float[Tensor, "row gates"]
 _LEAST_DEVIATION = 1e-3
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """The network; the defaults are the paper's."""
-
-    embedding: int = option(512, "Width of the embeddings of words and of the image.", least=1, most=100_000)
-    hidden: int = option(512, "Width of the LSTM.", least=1, most=100_000)
-    dropout: float = option(0.5, "Dropout on the LSTM's output in pre-training.", least=0, most=1)
-    input_dropout: float = option(0.0, "Dropout on the LSTM's input in pre-training.", least=0, most=1)
-    head: str = option("softmax", "Choose words by a softmax or by a walk down a tree.", choices=("softmax", "tree"))
 
 
 class CaptionPolicy(nn.Module):

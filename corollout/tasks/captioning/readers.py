@@ -22,15 +22,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from corollout.errors import InputError
 from corollout.files import read_text
 from corollout.tasks.captioning.captions import NO_NUMBER, NO_SPLIT, SPLITS, Captions, Collector, match, read_names
+from corollout.tasks.captioning.settings import Format
 
-Format = Literal["karpathy", "coco", "flickr"]
 _KARPATHY_SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _FLICKR_LINE = re.compile(r"([^\t]+)#(\d+)\t(.*)")
 

@@ -16,7 +16,8 @@ from corollout.noise import FREE, Noise, uniform
 from corollout.tasks.captioning.captions import SPLITS, Captions, Collector
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.features import Features
-from corollout.tasks.captioning.preparation import PreparationSettings, prepare
+from corollout.tasks.captioning.preparation import prepare
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.wording import Dice, Group, Scene, describe
 
 SIDE = 64

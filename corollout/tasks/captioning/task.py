@@ -13,12 +13,13 @@ from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit, FeatureColumn, ImageSplit, TargetColumn
 from corollout.tasks.captioning.metrics import CIDER, CaptionEvaluation, CiderReward, evaluate_captions
-from corollout.tasks.captioning.model import CaptionPolicy, ModelSettings
-from corollout.tasks.captioning.networks import DEFAULT, load_network
+from corollout.tasks.captioning.model import CaptionPolicy
+from corollout.tasks.captioning.networks import load_network
 from corollout.tasks.captioning.preparation import image_ids
+from corollout.tasks.captioning.settings import DEFAULT_NETWORK, ModelSettings
 from corollout.tasks.captioning.view import CaptionView, ImageFileView
 from corollout.tasks.captioning.vocabulary import END
-from corollout.tasks.task import Task, TaskSpec
+from corollout.tasks.task import Task
 from corollout.text_metrics import DocumentFrequencies, References
 from corollout.trees import balanced_tree
 
@@ -85,7 +86,7 @@ class CaptionTask(Task):
     def views_of_files(self, paths: Sequence[Path], network: str | None = None) -> tuple[Columns, list[ImageFileView]]:
         """Image files as examples. The network that makes their features must be the one of the data set."""
         paths = list(dict.fromkeys(paths))
-        name = network or self.data.meta["made"].get("network") or DEFAULT
+        name = network or self.data.meta["made"].get("network") or DEFAULT_NETWORK
         loaded = load_network(name, self.device)
         if loaded.width != self.data.width:
             widths = f"{loaded.width:,} features of an image, but this model was trained on {self.data.width:,}"
@@ -108,15 +109,3 @@ class CaptionTask(Task):
 
 def _references(split: CaptionSplit) -> References:
     return References([[*label, END] for label in labels] for labels in split.labels)
-
-
-CAPTIONS = TaskSpec(
-    "captions",
-    CaptionTask,
-    ModelSettings,
-    scales=Path(__file__).parent / "scales",
-    commands="corollout.tasks.captioning.commands",
-    data_help="name a prepared folder by --data, or make one with `corollout data captions --out FOLDER`",
-    export="corollout.tasks.captioning.export:export_captioner",
-    check="corollout.tasks.captioning.dataset:check_data",
-)

@@ -1,39 +1,19 @@
 """Trees over the vocabulary of a captioning data set: from word vectors, a trained captioner, counts, or at random."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from corollout import trees
-from corollout.config import option, read_toml, required
+from corollout.config import read_toml
 from corollout.errors import InputError
-from corollout.files import check_entries, read_weights
+from corollout.files import check_entries
 from corollout.tasks.captioning.dataset import CaptionData, CaptionSplit
+from corollout.tasks.captioning.settings import TREE_METHODS, TREE_SOURCES, TreeSettings
 from corollout.tasks.captioning.vocabulary import END, Vocabulary
+from corollout.weights import read_weights
 
-SOURCES = "vectors:FILE, run:DIRECTORY, random, huffman or balanced"
-METHODS = ("ward", "complete", "average", "bisect")
 _EMBEDDING = "embedding"  # the captioner's parameter
-
-
-@dataclass(frozen=True)
-class TreeSettings:
-    """What a tree is built from, and how."""
-
-    source: str = required(f"What to build the tree from: {SOURCES}.", flags=("--from",), metavar="<source>")
-    method: str | None = option(None, "How to cluster vectors. [default: ward]", choices=METHODS)
-    max_depth: int | None = option(None, "Maximal number of decisions for a word. [default: unlimited]", least=0)
-    seed: int | None = option(None, "For random: seed of the permutation. [default: 0]")
-    of: Path | None = option(None, "For random: file of the tree to permute.", metavar="<file>")
-
-    def __post_init__(self) -> None:
-        if self.source != "random" and (self.of, self.seed) != (None, None):
-            raise InputError("--of and --seed are only for random trees: leave them out, or choose --from random")
-        if self.source == "random" and self.of is None:
-            raise InputError("a random tree is a permutation of another tree: give its file with --of")
-        if self.method is not None and not self.source.startswith(("vectors:", "run:")):
-            raise InputError("--method is only for vectors: leave it out, or choose --from vectors:… or run:…")
 
 
 def build_tree(data: CaptionData, settings: TreeSettings) -> tuple[trees.Tree, str]:
@@ -54,12 +34,12 @@ def build_tree(data: CaptionData, settings: TreeSettings) -> tuple[trees.Tree, s
             else:
                 vectors, known = trees.word_vectors(path, words)
                 name = f"the vectors in {path} ({known.sum():,} of {len(known):,} words have one)"
-            method = settings.method or METHODS[0]
+            method = settings.method or TREE_METHODS[0]
             bisects = method == "bisect"
             tree = trees.bisect_tree(vectors, depth) if bisects else trees.cluster_tree(vectors, method, depth)
             builder = f"{method} clustering of {name}"
         case _:
-            raise InputError(f"a tree is built from {SOURCES}, not from {settings.source!r}")
+            raise InputError(f"a tree is built from {TREE_SOURCES}, not from {settings.source!r}")
     return tree, builder if depth is None else f"{builder}; at most {depth} deep"
 
 

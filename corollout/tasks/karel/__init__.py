@@ -12,28 +12,35 @@
 └───────┘
 """
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from corollout.tasks.karel.interpreter import Result, interpret
-from corollout.tasks.karel.language import (
-    KarelSyntaxError,
-    Program,
-    check,
-    decode,
-    encode,
-    parse,
-    pretty,
-    to_tokens,
-    tokenize,
-)
-from corollout.tasks.karel.program_json import from_json, to_json
-from corollout.tasks.karel.world import World, same_state
+from corollout.lazy import lazy_names
 
-
-def run(program: Program | str | Sequence[str] | Sequence[int], world: World) -> Result:
-    """Run a program, given as text, tokens, ids or a tree, in a world, for at most 200 ticks."""
-    return interpret(program, world)
-
+if TYPE_CHECKING:
+    from corollout.tasks.karel.interpreter import Result, run
+    from corollout.tasks.karel.language import (
+        KarelSyntaxError,
+        Program,
+        check,
+        decode,
+        encode,
+        parse,
+        pretty,
+        to_tokens,
+        tokenize,
+    )
+    from corollout.tasks.karel.program_json import from_json, to_json
+    from corollout.tasks.karel.world import World, same_state
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "interpreter": "Result run",
+            "language": "KarelSyntaxError Program check decode encode parse pretty to_tokens tokenize",
+            "program_json": "from_json to_json",
+            "world": "World same_state",
+        },
+    )
 
 __all__ = [
     "KarelSyntaxError",

@@ -3,8 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from corollout.cli.progress import show_events
 from corollout.cli.terminal import Terminal
-from corollout.config import argument, from_table, option, required, switch
+from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.files import read_text
 from corollout.folders import require_empty
@@ -26,34 +25,16 @@ from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file, read_rec
 from corollout.tasks.karel.generator import make_data
 from corollout.tasks.karel.grids import needed_side
 from corollout.tasks.karel.machine import Programs, judge
-from corollout.tasks.karel.records import Form
-from corollout.tasks.karel.settings import DataSettings
+from corollout.tasks.karel.settings import DataSettings, GenerateSettings, RunSettings
 from corollout.tasks.karel.show import TOKEN_STYLES, before_after, program_text
-from corollout.tasks.karel.task import KAREL
-from corollout.tasks.task import SCALES, DataCheck
+from corollout.tasks.karel.spec import KAREL
+from corollout.tasks.spec import DataCheck
 
 _STATUS = {
     "ok": ("ok", "green", "the program ran to its end"),
     "crash": ("crash", "red", "the next action is not possible"),
     "timeout": ("time-out", "yellow", "the program needs more ticks than allowed"),
 }
-
-
-@dataclass(frozen=True)
-class GenerateSettings:
-    """What to generate; the scale sets what is not given."""
-
-    out: Path = required("Folder for train.jsonl, val.jsonl and test.jsonl; new or empty.")
-    scale: str = option("small", "Size of the data; the options below change single numbers.", choices=SCALES)
-    train: int | None = option(None, "Tasks for training.", least=0)
-    val: int | None = option(None, "Tasks for validation.", least=0)
-    test: int | None = option(None, "Tasks for the test.", least=0)
-    shortest: int | None = option(None, "Fewest tokens of a program.")
-    longest: int | None = option(None, "Most tokens of a program.")
-    largest: int | None = option(None, "Most rows and columns of a world.")
-    seed: int = option(0, "Seed of all tasks.")
-    workers: int | None = option(None, "Number of threads, which does not change the result.", least=1)
-    forms: Form = option("tensor", "Write worlds as sparse tensors, as JSON, or both.")
 
 
 def generate_data(settings: GenerateSettings) -> None:
@@ -95,15 +76,6 @@ def check_data(path: Path, skip_bad: bool = False) -> DataCheck | None:
     return DataCheck(lines, failures) if lines else None
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """A program and a world."""
-
-    program: str = argument('The program, "DEF run m( … m)", or @FILE to read it from a file.')
-    world: str = required("JSON file of the world, in the public inpgrid_json format; - for standard input.")
-    json: bool = switch("Print the result as JSON.")
-
-
 def run_program(settings: RunSettings) -> None:
     """Run a program in a world and show what it does."""
     text = settings.program
@@ -118,9 +90,6 @@ def run_program(settings: RunSettings) -> None:
     for part in (program_text(program), before_after(start, result.world), _outcome(result)):
         console.print(Padding(part, (1, 2, 0, 2), expand=False))
     console.print()
-
-
-COMMANDS: dict[str, Callable[[Any], None]] = {"data karel": generate_data, "karel run": run_program}
 
 
 def _outcome(result: Result) -> Text:

@@ -15,7 +15,8 @@ from corollout.folders import temporary_folder
 from corollout.tasks.karel.grids import Grids, needed_side, resized, stacked
 from corollout.tasks.karel.language import TOKENS
 from corollout.tasks.karel.machine import Programs
-from corollout.tasks.karel.records import Form, digest_number, read_record, write_record
+from corollout.tasks.karel.records import digest_number, read_record, write_record
+from corollout.tasks.karel.settings import Form
 
 _VERSION = 1
 _ARRAYS = {  # and their types and numbers of dimensions

@@ -6,9 +6,9 @@ uniform, half of the worlds have no walls, two thirds have few markers, and thre
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from corollout.numba_cache import numba
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, OUTSIDE, WALL
 from corollout.tasks.karel.machine import LOOP, OK, TEST, TICKS, run_code
 from corollout.tasks.karel.programs import uniform

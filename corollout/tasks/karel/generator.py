@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
 import torch
 
@@ -18,13 +17,14 @@ from corollout.events import Callback, Progress, ignore
 from corollout.files import os_errors, write_json
 from corollout.folders import FolderLock, staged
 from corollout.noise import Noise
+from corollout.numba_cache import numba
 from corollout.tasks.karel.dataset import SPLITS, KarelData, find_file
 from corollout.tasks.karel.exercises import LARGEST, SMALLEST, find_examples
 from corollout.tasks.karel.grids import Grids
 from corollout.tasks.karel.machine import compile_program
 from corollout.tasks.karel.programs import GRAMMAR, SHORTEST_PROGRAM, choose, draw_program, length_weights
-from corollout.tasks.karel.records import Form, program_id
-from corollout.tasks.karel.settings import DataSettings
+from corollout.tasks.karel.records import program_id
+from corollout.tasks.karel.settings import DataSettings, Form
 
 _EXAMPLES = 6
 _CHUNK = 32

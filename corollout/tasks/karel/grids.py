@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.numba_cache import numba
 from corollout.tasks.karel.world import LARGEST, MOST_MARKERS, World
 
 OUTSIDE, BORDER, WALL = 253, 254, 255

@@ -61,6 +61,11 @@ def interpret(program: Program | str | Sequence[str] | Sequence[int], world: Wor
     return Result(status, run.actions, run.world(), run.ticks)
 
 
+def run(program: Program | str | Sequence[str] | Sequence[int], world: World) -> Result:
+    """Run a program, given as text, tokens, ids or a tree, in a world, for at most 200 ticks."""
+    return interpret(program, world)
+
+
 class _Run:
     """The state of a run."""
 

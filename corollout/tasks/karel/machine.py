@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from corollout.errors import InputError
+from corollout.numba_cache import numba
 from corollout.row_threads import by_rows
 from corollout.tasks.karel.grids import FIRST_BLOCKED, Grids
 from corollout.tasks.karel.language import ACTIONS, COUNTS, ID, PAD, TESTS, TOKENS

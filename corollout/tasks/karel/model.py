@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
+from corollout.numba_cache import numba
 from corollout.policies.lstm import Input, lstm_levels, lstm_step
 from corollout.policies.protocol import select
 from corollout.policies.read_out import ReadOut

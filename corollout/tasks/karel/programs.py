@@ -6,10 +6,10 @@ of its block. The main block continues until the program has its length; an inne
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 
 from corollout.noise import mix_compiled
+from corollout.numba_cache import numba
 from corollout.tasks.karel.language import ACTIONS, ID, TESTS
 
 SHORTEST_PROGRAM = 5

@@ -12,21 +12,21 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from re import fullmatch
 from reprlib import repr as short
-from typing import Any, Literal, no_type_check
+from typing import Any, no_type_check
 
-import numba
 import numpy as np
 
 from corollout.errors import InputError
 from corollout.json_text import decode_json
+from corollout.numba_cache import numba
 from corollout.tasks.karel.grids import FIRST_BLOCKED, Grids, pack, stacked, unpack
 from corollout.tasks.karel.language import ACTIONS, ID, TOKENS, parse, to_tokens
 from corollout.tasks.karel.machine import TICKS, compile_program, run_code
 from corollout.tasks.karel.program_json import from_json
+from corollout.tasks.karel.settings import Form
 from corollout.tasks.karel.tensors import grid_to_tensor, tensor_to_grid
 from corollout.tasks.karel.world import TENSOR_SIDE, World
 
-Form = Literal["tensor", "json", "both"]
 _MOVE, _LEFT, _RIGHT, _PICK, _PUT = range(len(ACTIONS))
 
 

@@ -1,7 +1,5 @@
 """Karel as a task."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
@@ -17,8 +15,9 @@ from corollout.tasks.karel.language import END, START, TOKENS
 from corollout.tasks.karel.metrics import GENERALIZATION, REWARDS, KarelEvaluation, SolvesTask, evaluate_karel
 from corollout.tasks.karel.model import KarelPolicy, pictures
 from corollout.tasks.karel.settings import ModelSettings
+from corollout.tasks.karel.spec import KAREL
 from corollout.tasks.karel.view import KarelView
-from corollout.tasks.task import Task, TaskSpec
+from corollout.tasks.task import Task
 
 
 class ShownPairs:
@@ -62,6 +61,11 @@ class KarelTask(Task):
             raise InputError(f"there is no {name}.jsonl or {name}.json in {self.folder}: {KAREL.data_help}")
         data = KarelData.open(path, side=self.model.largest_world + 2, on_event=self.on_event)
         longest = int(data.lengths.max(initial=0))
+        if name == "train" and len(data) and (shortest := int(data.lengths.min())) >= self.model.max_length:
+            raise InputError(
+                f"no program of {path} fits into --max-length {self.model.max_length} with its end token: the shortest "
+                f"has {shortest} tokens; set it to {longest + 1} for all programs to fit"
+            )
         # Under the grammar a truncated program is impossible, and its loss infinite.
         if name == "train" and self.model.grammar and longest >= self.model.max_length:
             raise InputError(
@@ -92,14 +96,3 @@ class KarelTask(Task):
 
     def view(self, split_name: str, split: Split, index: int) -> KarelView:
         return KarelView(split_name, split, index)
-
-
-KAREL = TaskSpec(
-    "karel",
-    KarelTask,
-    ModelSettings,
-    scales=Path(__file__).parent / "scales",
-    commands="corollout.tasks.karel.commands",
-    data_help="name a folder with train, val and test by --data, or make one with `corollout data karel --out FOLDER`",
-    check="corollout.tasks.karel.commands:check_data",
-)

@@ -5,9 +5,9 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from corollout.numba_cache import numba
 from corollout.tasks.karel.grids import BORDER, FIRST_BLOCKED, OUTSIDE, WALL, Grids
 from corollout.tasks.karel.world import CHANNELS, TENSOR_SIDE
 

@@ -17,9 +17,10 @@ from corollout.tasks.captioning.extraction import network_of, write_features
 from corollout.tasks.captioning.features import open_features
 from corollout.tasks.captioning.metrics import Scorer
 from corollout.tasks.captioning.networks import read_image
-from corollout.tasks.captioning.preparation import PreparationSettings, prepare
+from corollout.tasks.captioning.preparation import prepare
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.scoring import score_files, write_frequencies
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.view import photo_html
 from corollout.tasks.captioning.vocabulary import Vocabulary
 from tests.reliability.kinds.kind import Kind, update_json

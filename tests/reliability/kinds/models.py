@@ -12,12 +12,12 @@ import safetensors.numpy
 import torch
 
 from corollout.export import runtime
-from corollout.files import read_weights, write_weights
 from corollout.policies import TreeHead
 from corollout.tasks.captioning.export import write_export
 from corollout.trees import balanced_tree
 from corollout.trees.files import load_tree, save_tree
 from corollout.trees.vectors import word_vectors
+from corollout.weights import read_weights, write_weights
 from tests.reliability.kinds.kind import Kind, update_json
 from tests.support.random_captioners import TREES, WIDTH, WORDS, captioner
 

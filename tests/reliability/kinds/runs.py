@@ -11,7 +11,7 @@ from corollout.events import ignore
 from corollout.lab.store import FILE as MEASUREMENTS
 from corollout.lab.store import Store
 from corollout.reports.report import open_report
-from corollout.tasks.captioning.model import ModelSettings
+from corollout.tasks.captioning.settings import ModelSettings
 from corollout.training.checkpoints import State, newest_checkpoint, write_checkpoint
 from corollout.training.runs import Run
 from tests.reliability.kinds.kind import Kind

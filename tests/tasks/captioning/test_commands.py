@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from corollout import trees
-from corollout.files import read_weights, write_weights
 from corollout.tasks.captioning import commands
 from corollout.tasks.captioning.dataset import CaptionData
 from corollout.tasks.captioning.metrics import Scorer
 from corollout.tasks.captioning.neighbours import consensus
-from corollout.tasks.captioning.networks import DEFAULT
-from corollout.tasks.captioning.trees import TreeSettings, build_tree, run_embeddings, token_counts
+from corollout.tasks.captioning.settings import DEFAULT_NETWORK, TreeSettings
+from corollout.tasks.captioning.trees import build_tree, run_embeddings, token_counts
 from corollout.trees import balanced_tree, huffman_tree, load_tree, save_tree
+from corollout.weights import read_weights, write_weights
 from tests.support.caption_files import flickr, karpathy, numbers
 from tests.support.commands import invoke, output, refusal
 from tests.support.errors import refused
@@ -121,7 +121,8 @@ def test_neighbours_caption_without_a_model(files: Path):
 
 def test_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     load = commands.load_network
-    monkeypatch.setattr(commands, "load_network", lambda name, *rest: MeanColours() if name == DEFAULT else load(name))
+    networks = {DEFAULT_NETWORK: MeanColours()}
+    monkeypatch.setattr(commands, "load_network", lambda name, *rest: networks.get(name) or load(name))
     paths = make_images(tmp_path / "images", 5)
     arguments = "data", "features", "--images", tmp_path / "images", "--out", tmp_path / "x.npy", "--batch", 2
     plain = MeanColours.__call__

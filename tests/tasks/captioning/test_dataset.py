@@ -19,8 +19,9 @@ from corollout.tasks.captioning import preparation
 from corollout.tasks.captioning.captions import Captions
 from corollout.tasks.captioning.dataset import CaptionData, TargetColumn
 from corollout.tasks.captioning.neighbours import consensus, nearest
-from corollout.tasks.captioning.preparation import PreparationSettings, image_ids, prepare
+from corollout.tasks.captioning.preparation import image_ids, prepare
 from corollout.tasks.captioning.readers import read_captions
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.tokenizer import tokenize
 from corollout.text_metrics import Cider, DocumentFrequencies, References
 from tests.support.caption_files import flickr, karpathy, listen, numbers, sentences, table
@@ -205,7 +206,10 @@ def test_nothing_is_left_of_what_fails(tmp_path: Path, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full)
-        with pytest.raises(InputError, match=r"cannot write the folder .*out: No space left on device"):
+        with pytest.raises(
+            InputError,
+            match=r"cannot write the folder .*out: the disk is full, and nothing half",
+        ):
             prepare(read, table(names), tmp_path / "out", SETTINGS)
     with pytest.raises(InputError, match="no word occurs more than 999 times"):
         prepare(read, table(names), tmp_path / "out", PreparationSettings(more_than=999))

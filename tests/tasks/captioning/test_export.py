@@ -12,12 +12,11 @@ import safetensors.numpy
 import torch
 
 from corollout.export import export_run, runtime
-from corollout.files import write_weights
 from corollout.policies import TreeHead
 from corollout.rollouts import Engine
 from corollout.rollouts.decoding import decode
 from corollout.tasks.captioning.export import write_export
-from corollout.tasks.captioning.model import ModelSettings
+from corollout.tasks.captioning.settings import ModelSettings
 from corollout.tasks.captioning.task import CaptionTask
 from corollout.tasks.captioning.vocabulary import Vocabulary
 from corollout.training.run_weights import open_run
@@ -26,6 +25,7 @@ from corollout.training.settings import MachineSettings, PretrainSettings
 from corollout.training.start import create_pretraining, policy_module
 from corollout.trees import huffman_tree, save_tree
 from corollout.types import Sampler
+from corollout.weights import write_weights
 from tests.support.commands import output
 from tests.support.enumeration import TablePolicy
 from tests.support.errors import refused
@@ -96,7 +96,13 @@ def test_an_export_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        refused("cannot write the folder .*out: No space left on device", write_export, out, engine, WORDS)
+        refused(
+            "cannot write the folder .*out: the disk is full, and nothing",
+            write_export,
+            out,
+            engine,
+            WORDS,
+        )
     assert not out.exists()
     (out / ".temporary-staging.0123456789ab").mkdir(parents=True)  # left by a killed process
     write_export(out, engine, WORDS)

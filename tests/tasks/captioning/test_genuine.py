@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from corollout.tasks.captioning.features import open_features
-from corollout.tasks.captioning.preparation import PreparationSettings, prepare
+from corollout.tasks.captioning.preparation import prepare
 from corollout.tasks.captioning.readers import read_captions
 from corollout.tasks.captioning.scoring import Lexicon
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.tokenizer import tokenize
 from corollout.text_metrics import Bleu, Cider, References, RougeL
 from tests.support.caption_files import listen

@@ -138,7 +138,7 @@ def test_a_bad_entry_is_named_or_skipped(tmp_path: Path, kind: str):
 
 
 BAD_FILES = {
-    "not UTF-8": (b'{"images":\n [{"file_name": "caf\xe9"', r"not UTF-8 text: line 2, byte 32"),
+    "not UTF-8": (b'{"images":\n [{"file_name": "caf\xe9"', r"not UTF-8 text \(line 2, byte 32"),
     "cut short": (b'{"images": [{"id": 1, "file_name": "a.jpg"}, {"i', "line 1, column 47: not valid JSON"),
     "cut short between": (b'{"images": [{"id": 1, "file_name": "a.jpg"}', "column 44: not valid JSON: Expecting ','"),
     "no object": (b'{"images": [], 17: 3}', "not valid JSON"),
@@ -196,7 +196,7 @@ def test_files_and_splits_must_fit_together(tmp_path: Path):
         (b"a.jpg\nb.jpg\na.jpg\n", "line 3: the name 'a.jpg' is also on line 1"),
         (b"a.jpg\n\nb.jpg\n", "line 2: expected the name of an image, not an empty line"),
         (b"", "is empty: expected names of images"),
-        (b"a.jpg\n\xff.jpg\n", "not UTF-8 text: line 2, byte 7"),
+        (b"a.jpg\n\xff.jpg\n", r"not UTF-8 text \(line 2, byte 7"),
     ],
 )
 def test_bad_lists(tmp_path: Path, content: bytes, message: str):

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from corollout.tasks.captioning.dataset import CaptionData
-from corollout.tasks.captioning.preparation import PreparationSettings
 from corollout.tasks.captioning.scenes import (
     COLOURS,
     SHAPES,
@@ -19,6 +18,7 @@ from corollout.tasks.captioning.scenes import (
     pixel_features,
     render,
 )
+from corollout.tasks.captioning.settings import PreparationSettings
 from corollout.tasks.captioning.wording import Dice, Scene, describe
 
 FEW = {"train": 40, "val": 10, "test": 10}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from corollout.rollouts import Engine
 from corollout.tasks.captioning.dataset import CaptionData
-from corollout.tasks.captioning.networks import DEFAULT
+from corollout.tasks.captioning.settings import DEFAULT_NETWORK
 from corollout.tasks.captioning.task import CaptionTask
 from corollout.tasks.captioning.view import photo_html
 from corollout.training.run_weights import open_run
@@ -147,7 +147,7 @@ def test_which_network_describes_a_file(directory: Path, asked: list[str], monke
     unknown = {"made": {}}
     monkeypatch.setattr(CaptionData, "open", lambda folder: replace(read(folder), meta=unknown))
     output("generate", directory, "--image", photo)
-    assert asked == ["mine", DEFAULT]
+    assert asked == ["mine", DEFAULT_NETWORK]
 
 
 def test_errors(directory: Path, tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch):

@@ -26,7 +26,7 @@ from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.karel.model import KarelPolicy
 from corollout.tasks.karel.settings import ModelSettings
 from corollout.tasks.karel.task import KarelTask, karel_split
-from corollout.training.finetuning import estimate
+from corollout.training.estimates import estimate
 from corollout.training.mle import MLETrainer
 from corollout.types import Sampler
 from tests.support.karel_strategies import programs

@@ -22,7 +22,7 @@ from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.karel.model import CHANNELS, Constants, KarelPolicy, PairEncoder, max_of_pairs, pictures
 from corollout.tasks.karel.task import karel_split
 from corollout.tasks.karel.world import World
-from corollout.training.finetuning import estimate
+from corollout.training.estimates import estimate
 from tests.support.karel_strategies import worlds
 
 SIDE, PAIRS = 7, 5

@@ -8,11 +8,12 @@ from typing import Any
 
 from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Event, ignore, warning
-from corollout.files import read_weights, write_weights
 from corollout.signals import deferred_stops
-from corollout.training.base import BaseTrainer, Unit
+from corollout.training.base import BaseTrainer
 from corollout.training.checkpoints import State, join_states, split_state
 from corollout.training.runs import Run
+from corollout.training.settings import Unit
+from corollout.weights import read_weights, write_weights
 
 
 @dataclass(frozen=True)

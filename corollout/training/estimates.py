@@ -1,0 +1,199 @@
+"""A gradient estimate, from a batch of contexts to gradients: sample, plan, complete, reward, score."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from corollout.compilation import wall_time
+from corollout.data import Batch
+from corollout.errors import InputError
+from corollout.estimators import Adaptive, Estimator, Plan, make_estimator
+from corollout.noise import Noise
+from corollout.policies import detach, evaluation_mode
+from corollout.rewards import Reward, RewardFunction
+from corollout.rollouts import Engine
+from corollout.rollouts.watch import Look, Reads
+from corollout.training.metrics import (
+    RewardNumbers,
+    equal_share,
+)
+from corollout.training.micro_batches import MicroScoring
+from corollout.training.regularisation import Penalty, Regulariser
+from corollout.training.scoring import Scoring, check_scores, score, score_rows
+from corollout.types import Cost, Sequences, Trajectories, full_precision
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A gradient estimate for a batch, with everything that led to it."""
+
+    trajectories: Trajectories
+    plan: Plan
+    completed: Sequences  # the branches' sequences
+    rewards: Float[Tensor, " source"]  # of the main trajectories, then of the branches; NaN: skipped
+    own_rewards: Float[Tensor, " source"]  # the same without a penalty
+    contexts: int
+    cost: Cost
+    scoring: Scoring
+    engine: Engine
+    memory: Any
+    seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
+    penalty: Penalty | None = None
+
+    def backward(self) -> None:
+        """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
+        started = wall_time()
+        with evaluation_mode(self.engine.policy):
+            self.scoring.backward(-1 / max(self.contexts, 1))
+        self.seconds["backward"] = wall_time() - started
+
+    def updated(self, estimator: Estimator) -> Estimator:
+        """The estimator that made this estimate, with what it learns from it."""
+        if not isinstance(estimator, Adaptive):
+            return estimator
+        return estimator.updated(self.plan, self.rewards, self.scoring.scores)
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean reward of the main trajectories, without a penalty."""
+        return self.reward_numbers.mean
+
+    @property
+    def reward_numbers(self) -> RewardNumbers:
+        """The rewards of the main trajectories, without a penalty."""
+        return RewardNumbers.of(self.own_rewards[: len(self.trajectories.tokens)].tolist())
+
+    @property
+    def equal_rewards(self) -> float:
+        """The share of contexts with several sequences, branches included, that all got the same reward."""
+        contexts = self.trajectories.contexts
+        return equal_share(self.own_rewards, torch.cat([contexts, contexts[self.plan.branches.parent]]), self.contexts)
+
+    @property
+    def logits(self) -> Float[Tensor, "row step vocab"]:
+        """All logits of the main trajectories by the policy's present weights: to look at, an update never needs them.
+
+        Zero beyond a row's length.
+        """
+        trajectories = self.trajectories
+        with torch.no_grad(), evaluation_mode(self.engine.policy):
+            outputs = score_rows(self.engine, self.memory, trajectories, trajectories.contexts)
+            return self.engine.head.logits(outputs, trajectories.tokens)
+
+    @property
+    def gradient(self) -> Float[Tensor, "row step vocab"]:
+        """The estimate of d reward / d logits, all of it; a context's rows add up."""
+        return self.plan.gradient(self.rewards, full_precision(self.logits))
+
+
+def estimate(
+    engine: Engine,
+    batch: Batch,
+    reward: Reward | RewardFunction,
+    estimator: Estimator | str,
+    noise: Noise,
+    *,
+    check_score: bool = False,
+    regulariser: Regulariser | None = None,
+    micro_batch: int | None = None,
+) -> Estimate:
+    """Estimate the gradient of the expected reward of a batch of contexts.
+
+    Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
+    that was sampled. A ``regulariser`` takes its penalties off the rewards. With ``micro_batch``, so many contexts at a
+    time are scored with a graph, which takes less memory and gives the same gradient. ``check_score`` compares what
+    ``policy.score`` and ``policy.step`` return for the same tokens, and makes sure that ``policy.step`` does not change
+    old states.
+    """
+    if len(batch) == 0:
+        raise InputError("the batch is empty: there is no gradient to estimate")
+    reward, estimator = as_reward(reward), as_estimator(estimator)
+    policy, stopwatch = engine.policy, _Stopwatch()
+    with evaluation_mode(policy):
+        with torch.set_grad_enabled(micro_batch is None):
+            memory = policy.encode(batch.context)
+        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, _reads(estimator, noise))
+        trajectories = mains.trajectories
+        stopwatch.lap("sample")
+        plan = estimator.plan(trajectories, noise)
+        stopwatch.lap("plan")
+        completions = engine.complete(mains, plan.branches, noise)
+        stopwatch.lap("complete")
+        completed = completions.sequences
+        context = torch.cat([trajectories.contexts, trajectories.contexts[plan.branches.parent]])
+        scores = reward(
+            trajectories.lists() + completed.lists(),
+            batch.examples[context].tolist(),
+            batch.aligned(context),
+            trajectories.finished.tolist() + completed.finished.tolist(),
+        )
+        own_rewards = rewards = scores.values.to(trajectories.tokens.device)
+        stopwatch.lap("reward")
+        penalty = None
+        if regulariser is not None:
+            penalty = regulariser.penalty(detach(memory), batch.context, mains, plan.branches, completed)
+            rewards = rewards - penalty.values
+            stopwatch.lap("penalty")
+        if check_score:
+            check_scores(engine, memory, mains)
+            engine.check_states(mains)
+        if micro_batch is None:
+            scoring = score(engine, memory, mains, plan, rewards)
+        else:
+            scoring = MicroScoring(engine, memory, batch.context, mains, plan, rewards, micro_batch)
+        stopwatch.lap("score")
+    main_tokens = int(trajectories.lengths.sum())
+    cost = Cost(
+        tokens=mains.tokens + completions.tokens,
+        main_tokens=main_tokens,
+        rollouts=len(plan.branches),
+        reward_calls=scores.calls,
+        scored_tokens=scoring.tokens,
+        saved_tokens=max(main_tokens - mains.tokens, 0)
+        + completions.unshared
+        - completions.tokens
+        + main_tokens
+        - scoring.tokens,
+    )
+    return Estimate(
+        trajectories,
+        plan,
+        completed,
+        rewards,
+        own_rewards,
+        len(batch),
+        cost,
+        scoring,
+        engine,
+        detach(memory),
+        stopwatch.seconds,
+        penalty,
+    )
+
+
+def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:
+    """What the rollout engine keeps of the logits for an estimator."""
+    return partial(estimator.take_notes, noise=noise) if estimator.reads == "notes" else estimator.reads
+
+
+def as_reward(reward: Reward | RewardFunction) -> Reward:
+    return reward if isinstance(reward, Reward) else Reward(reward)
+
+
+def as_estimator(estimator: Estimator | str) -> Estimator:
+    return make_estimator(estimator) if isinstance(estimator, str) else estimator
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = wall_time()
+
+    def lap(self, name: str) -> None:
+        now = wall_time()
+        self.seconds[name] = now - self._last
+        self._last = now
