@@ -115,7 +115,7 @@ def small_karel(out: Path, experiment: SweepExperiment, methods: list[str], seed
     open_sweep(experiment.spec, out, "tiny", seeds=seeds, methods=methods)
     plan = read_toml(out / PLAN)
     plan["data"] |= {"train": 24, "val": 8, "test": 8, "longest": 8, "largest": 4}
-    plan["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 6}
+    plan["model"] |= {"largest_world": 4, "channels": 2, "pair_width": 4, "embedding": 4, "hidden": 4, "max_length": 9}
     write_toml(out / PLAN, short_training(plan, experiment.name, updates=2, batch_size=2))
 
 

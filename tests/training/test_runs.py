@@ -177,7 +177,7 @@ def test_damaged_metrics_and_summaries(tmp_path: Path):
         assert [r["update"] for r in run.records()] == [1, 3]
     assert ["shorter" in event.record["text"] for event in warnings] == [True]
     path.write_text("nonsense\n" + path.read_text())
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1 is not valid JSON"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1 is damaged: it is not valid JSON"):
         run.records()
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(InputError, match=r"summary\.json.*remove it to resume"):
@@ -187,7 +187,6 @@ def test_damaged_metrics_and_summaries(tmp_path: Path):
 HOLDER = """
 import sys, time
 from corollout.training.runs import Run
-from tests.support.event_files import read_events, read_scalars
 run = Run.create(sys.argv[1], {}) if sys.argv[2] == "create" else Run.open(sys.argv[1], resume=True)
 print("ready", flush=True)
 time.sleep(60)
