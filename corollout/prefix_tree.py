@@ -111,6 +111,14 @@ class PrefixTree:
         whole[: self.sizes[0]] = -1
         return whole
 
+    def reaching(
+        self, row: Int64[Tensor, " token"], step: Int64[Tensor, " token"]
+    ) -> "tuple[PrefixTree, Int64[Tensor, ' kept']]":
+        """The tree of the prefixes at which some tokens were chosen; see :meth:`pruned`."""
+        used = torch.zeros(len(self), dtype=torch.bool, device=self.token.device)
+        used[self.node[row, step]] = True
+        return self.pruned(used)
+
     def pruned(self, used: Bool[Tensor, " node"]) -> "tuple[PrefixTree, Int64[Tensor, ' kept']]":
         """The tree of the nodes that are used and of those that lead to them, and which nodes those are."""
         if used.device.type != "cpu":

@@ -96,6 +96,11 @@ class Trajectories(Sequences):
             parts["decisions"] = Decisions(*(value[rows] for value in vars(self.decisions).values()))
         return Trajectories(**parts), rows
 
+    def decoded(self) -> list[Decoded]:
+        """Each row as a sequence to look at."""
+        rows = zip(self.lists(), self.log_probs.tolist(), self.finished.tolist(), strict=True)
+        return [Decoded(*row) for row in rows]
+
     @property
     def head(self) -> Literal["softmax", "tree"]:
         """The output head of the policy."""

@@ -86,6 +86,18 @@ def detach(nest: Nest) -> Nest:
     return _map([nest], "detach", lambda tensors: tensors[0].detach(), lambda objects: objects[0].detach())
 
 
+def tensors_in(nest: Any) -> list[Tensor]:
+    """The tensors of a memory, state or context, but for those of objects that bring ``select``."""
+    found: list[Tensor] = []
+
+    def keep(tensors: list[Tensor]) -> Tensor:
+        found.extend(tensors)
+        return tensors[0]
+
+    _map([nest], "select", keep, lambda objects: objects[0])
+    return found
+
+
 def copied(nest: Nest) -> Nest:
     """The same state in memory of its own."""
     return _map([nest], "clone", lambda tensors: tensors[0].clone(), lambda objects: objects[0].clone())

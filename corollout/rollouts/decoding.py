@@ -23,10 +23,9 @@ def decode_scored(
     outputs: list[list[Decoded]] = []
     for index in torch.arange(len(columns)).split(batch_size):
         batch = columns.batch(index, device)
-        drawn = engine.decode(batch.context, batch.examples, sampler, Noise(seed)).trajectories
+        drawn = engine.decode(batch.context, batch.examples, sampler, Noise(seed), "tokens").trajectories
         groups: list[list[Decoded]] = [[] for _ in index]
-        rows = zip(drawn.lists(), drawn.log_probs.tolist(), drawn.finished.tolist(), strict=True)
-        for context, row in zip(drawn.contexts.tolist(), rows, strict=True):
-            groups[context].append(Decoded(*row))
+        for context, sequence in zip(drawn.contexts.tolist(), drawn.decoded(), strict=True):
+            groups[context].append(sequence)
         outputs += groups
     return outputs

@@ -2,10 +2,9 @@
 
 No prefix is computed twice: sequences of a context that begin alike share what they have in common, a branch starts
 from its parent's state at its step, and all branches advance together in time, so that at step t one call of the policy
-serves the branches that are under way and those that start there. A row that has ended is dropped at once.
+serves the branches that are under way and those that start there. Rows that have ended are dropped.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
 from corollout.policies.protocol import Head, Policy, concat, evaluation_mode, head_of, select
 from corollout.policies.screening import Screening
-from corollout.policies.tempered import Tempered
+from corollout.policies.tempered import Tempered, require_temperature
 from corollout.rollouts.compiling import compiled_step
 from corollout.rollouts.going_on import GoingOn, with_ended, without_ended
 from corollout.rollouts.output import Checks, Output, longest
@@ -72,10 +71,10 @@ class Engine:
 
     The ``temperature`` is part of the policy: what is sampled, optimised and scored is p ∝ exp(logits / temperature).
 
-    Two options are for GPUs. Rows that have ended are dropped ``drop_every`` steps: how many there are, the host has to
-    wait for, which keeps it from giving the device work ahead; until then they are computed along. ``compile_step`` is
-    a mode of ``torch.compile`` for the policy's step: "default", "reduce-overhead" (CUDA graphs), "max-autotune".
-    Neither changes a result, except that compiled operations round differently.
+    Two options are for GPUs. Rows that have ended are dropped every ``drop_every`` steps, and computed along until
+    then: the host has to wait for their number, and meanwhile gives the device no work. ``compile_step`` is a mode of
+    ``torch.compile`` for the policy's step: "default", "reduce-overhead" (CUDA graphs), "max-autotune". Neither changes
+    a result, except that compiled operations round differently.
     """
 
     def __init__(
@@ -96,15 +95,13 @@ class Engine:
                 f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length, max_rows and drop_every ≥ 1, "
                 f"not {max_length}, {max_rows} and {drop_every}"
             )
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature must be a positive number, not {temperature}")
-        self.temperature = temperature
+        require_temperature(temperature)
+        self.temperature, self.compile_step = temperature, compile_step
         self.use(policy)
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
         self.drop_every = drop_every
-        self._compiled_step = None if compile_step is None else compiled_step(self.model, compile_step)
         self.output_width: int | None = None  # of the policy's outputs, once it has put out something
         self.prompts: Int64[Tensor, "context token"] | None = None  # that sequences begin with, if there are any
 
@@ -114,6 +111,7 @@ class Engine:
         self.model: Policy = policy if self.temperature == 1 else Tempered(policy, self.temperature)
         """What is computed: the policy, at the temperature."""
         self.head: Head = head_of(self.model)
+        self._compiled_step = None if self.compile_step is None else compiled_step(self.model, self.compile_step)
 
     def generate(
         self,
@@ -139,19 +137,20 @@ class Engine:
 
         The same seed gives the same sequences, whatever else is in the batch.
         """
-        from corollout.rollouts.generation import generate  # which knows the engine
+        from corollout.rollouts.generation import Filters, generate  # which knows the engine
 
-        return generate(
-            self, context, mode=mode, count=count, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p,
-            prompts=prompts, max_length=max_length, batch_size=batch_size,
-        )  # fmt: skip
+        filters = Filters(temperature, top_k, top_p)
+        length = self.max_length if max_length is None else max_length
+        return generate(self, context, Sampler(mode, count), Noise(seed), filters, prompts, length, batch_size)
 
     @torch.no_grad()
-    def decode(self, context: Any, examples: Contexts, sampler: Sampler, noise: Noise) -> Mains:
-        """Main trajectories for some contexts, without a gradient: encode them, then sample."""
+    def decode(
+        self, context: Any, examples: Contexts, sampler: Sampler, noise: Noise, reads: Reads | Look = "logits"
+    ) -> Mains:
+        """Main trajectories for some contexts, without a gradient: encode them, then :meth:`sample`."""
         with evaluation_mode(self.policy):
             memory = self.policy.encode(context)
-        return self.sample(memory, examples, sampler, noise)
+        return self.sample(memory, examples, sampler, noise, reads)
 
     @torch.no_grad()
     def sample(

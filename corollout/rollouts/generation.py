@@ -4,15 +4,15 @@ Training knows one distribution, the policy's. Here it may be sharpened or cut o
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from corollout.errors import InputError
+from corollout.errors import InputError, PolicyError
 from corollout.noise import Noise
 from corollout.policies.protocol import (
     Choice,
@@ -25,7 +25,9 @@ from corollout.policies.protocol import (
     Softmax,
     evaluation_mode,
     select,
+    tensors_in,
 )
+from corollout.policies.tempered import require_temperature
 from corollout.rollouts.engine import Engine
 from corollout.text import quoted
 from corollout.types import Decoded, Sampler, full_precision
@@ -35,16 +37,23 @@ Logits = Float[Tensor, "row vocab"]
 
 
 @dataclass(frozen=True)
-class FilteredSoftmax(Softmax):
+class Filters(Softmax):
     """A softmax that is drawn from after its logits were divided by the ``temperature`` and cut off.
 
     Of each row only the ``top_k`` most probable tokens are kept, and of these the most probable ones that together have
     at least the probability ``top_p``; equally probable ones are kept or left out together.
     """
 
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     top_k: int | None = None
-    top_p: float | None = None
+    top_p: float | int | None = None
+
+    def __post_init__(self) -> None:
+        require_temperature(self.temperature)
+        if self.top_k is not None:
+            _require_count("top_k", self.top_k)
+        if self.top_p is not None and not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
+            raise InputError(f"top_p must be above 0 and at most 1, not {quoted(self.top_p)}")
 
     def filtered(self, outputs: Outputs) -> Logits:
         logits = full_precision(outputs) / self.temperature
@@ -52,11 +61,11 @@ class FilteredSoftmax(Softmax):
             least = logits.topk(self.top_k, 1).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
         if self.top_p is not None:
-            ordered = logits.softmax(1).sort(1, descending=True).values
+            ordered = logits.sort(1, descending=True).values
+            shares = ordered.softmax(1)
             # The last token that is needed is the first at which those before it do not suffice any more.
-            needed = (ordered.cumsum(1) - ordered < self.top_p).sum(1, keepdim=True).clamp(min=1)
-            least = logits.sort(1, descending=True).values.gather(1, needed - 1)
-            logits = logits.masked_fill(logits < least, -torch.inf)
+            needed = (shares.cumsum(1) - shares < self.top_p).sum(1, keepdim=True).clamp(min=1)
+            logits = logits.masked_fill(logits < ordered.gather(1, needed - 1), -torch.inf)
         return logits
 
     def choose(
@@ -74,106 +83,67 @@ class FilteredSoftmax(Softmax):
 def generate(
     engine: Engine,
     context: Any,
-    *,
-    mode: Mode = "sample",
-    count: int = 1,
-    seed: int = 0,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    prompts: Sequence[Sequence[int]] | None = None,
-    max_length: int | None = None,
-    batch_size: int = 256,
+    sampler: Sampler,
+    noise: Noise,
+    filters: Filters,
+    prompts: Sequence[Sequence[int]] | None,
+    max_length: int,
+    batch_size: int,
 ) -> list[list[Decoded]]:
     """See :meth:`Engine.generate`."""
-    contexts = count_rows(context)
-    _check(engine, mode, count, temperature, top_k, top_p, max_length, batch_size)
-    prompts = _checked_prompts(prompts, contexts)
+    _check(engine, sampler, filters)
+    _require_count("max_length", max_length)
+    _require_count("batch_size", batch_size)
+    tensor = _first_tensor(context)
+    prompts = _checked_prompts(prompts, len(tensor))
     drawing = copy.copy(engine)
-    drawing.max_length = engine.max_length if max_length is None else max_length
-    if (temperature, top_k, top_p) != (1.0, None, None):
-        drawing.head = FilteredSoftmax(temperature, top_k, top_p)
+    drawing.max_length = max_length
+    if filters != Filters():
+        drawing.head = filters
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     results: list[list[Decoded]] = [[] for _ in prompts]
     with evaluation_mode(engine.policy):
+        # Contexts whose prompts are equally long, together.
         for length in lengths.unique().tolist():
             for numbers in (lengths == length).nonzero().squeeze(1).split(batch_size):
-                _generate(drawing, context, numbers, [prompts[n] for n in numbers], Sampler(mode, count), seed, results)
+                examples = numbers.to(tensor.device)
+                drawing.prompts = torch.tensor([prompts[n] for n in numbers], dtype=torch.int64, device=tensor.device)
+                memory = engine.policy.encode(select(context, examples))
+                drawn = drawing.sample(memory, examples, sampler, noise, "tokens").trajectories
+                for number, sequence in zip(drawn.examples.tolist(), drawn.decoded(), strict=True):
+                    results[number].append(sequence)
     return results
 
 
-def _generate(
-    engine: Engine,
-    context: Any,
-    numbers: Tensor,
-    prompts: list[list[int]],
-    sampler: Sampler,
-    seed: int,
-    results: list[list[Decoded]],
-) -> None:
-    """Some contexts whose prompts are equally long."""
-    device = first_tensor(context).device
-    examples = numbers.to(device)
-    engine.prompts = torch.tensor(prompts, dtype=torch.int64, device=device).view(len(prompts), -1)
-    memory = engine.policy.encode(select(context, examples))
-    drawn = engine.sample(memory, examples, sampler, Noise(seed), "tokens").trajectories
-    rows = zip(drawn.lists(), drawn.log_probs.tolist(), drawn.finished.tolist(), strict=True)
-    for number, row in zip(drawn.examples.tolist(), rows, strict=True):
-        results[number].append(Decoded(*row))
+def _first_tensor(context: Any) -> Tensor:
+    """The first tensor of a context, which has a row for each of several contexts."""
+    try:
+        tensor = next(iter(tensors_in(context)), None)
+    except PolicyError:  # something in it is not a nest of tensors
+        tensor = None
+    if tensor is None or tensor.ndim == 0:
+        given = "a single number" if tensor is not None else quoted(context)
+        raise InputError(
+            f"a context is a tensor with one row for each sequence to generate, or a nest of such tensors, not {given}"
+        )
+    return tensor
 
 
-def first_tensor(context: Any) -> Tensor:
-    """Some tensor of a context, which may be a nest of them."""
-    if isinstance(context, Tensor):
-        return context
-    if isinstance(context, Mapping):
-        parts = list(context.values())
-    elif is_dataclass(context) and not isinstance(context, type):
-        parts = [getattr(context, field.name) for field in fields(context)]
-    else:
-        parts = list(context) if isinstance(context, (list, tuple)) else []
-    for part in parts:
-        if isinstance(part, Tensor) or (part is not None and not isinstance(part, (str, bytes, int, float))):
-            return first_tensor(part)
-    raise InputError(
-        f"a context is a tensor with one row for each sequence to generate, or a nest of such tensors, "
-        f"not {quoted(context)}"
-    )
+def _require_count(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise InputError(f"{name} must be a whole number and at least 1, not {quoted(value)}")
 
 
-def count_rows(context: Any) -> int:
-    """The number of contexts in a context of several."""
-    tensor = first_tensor(context)
-    if tensor.ndim == 0:
-        raise InputError("a context is a tensor with one row for each sequence to generate, not a single number")
-    return len(tensor)
-
-
-def _check(
-    engine: Engine,
-    mode: str,
-    count: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    max_length: int | None,
-    batch_size: int,
-) -> None:
-    if mode not in get_args(Mode):
-        raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, not {quoted(mode)}")
-    for name, value in (("count", count), ("top_k", top_k), ("max_length", max_length), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, not {value}")
-    if mode == "greedy" and count != 1:
-        raise InputError(f"greedy decoding has one sequence for each context, not {count}: choose another mode")
-    if not 0 < temperature < float("inf"):
-        raise InputError(f"temperature must be a positive number, not {temperature}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise InputError(f"top_p must be above 0 and at most 1, not {top_p}")
-    if (temperature, top_k, top_p) == (1.0, None, None):
+def _check(engine: Engine, sampler: Sampler, filters: Filters) -> None:
+    if sampler.mode not in get_args(Mode):
+        raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, not {quoted(sampler.mode)}")
+    _require_count("count", sampler.count)
+    if sampler.mode == "greedy" and sampler.count != 1:
+        raise InputError(f"greedy decoding has one sequence for each context, not {sampler.count}: choose another mode")
+    if filters == Filters():
         return
-    if mode not in ("sample", "set"):
-        raise InputError(f"temperature, top_k and top_p are for mode 'sample' or 'set', not {quoted(mode)}")
+    if sampler.mode not in ("sample", "set"):
+        raise InputError(f"temperature, top_k and top_p are for mode 'sample' or 'set', not {quoted(sampler.mode)}")
     if type(engine.head) is not Softmax:
         raise InputError("temperature, top_k and top_p need a policy whose outputs are the logits of all tokens")
 
@@ -185,6 +155,6 @@ def _checked_prompts(prompts: Sequence[Sequence[int]] | None, contexts: int) -> 
         raise InputError(f"there are {len(prompts)} prompts for {contexts} contexts: give one for each, [] for none")
     lists = [prompt.tolist() if isinstance(prompt, Tensor) else list(prompt) for prompt in prompts]
     for number, prompt in enumerate(lists):
-        if wrong := [token for token in prompt if not isinstance(token, int) or token < 0]:
+        if wrong := [token for token in prompt if type(token) is not int or token < 0]:
             raise InputError(f"prompt {number} contains {quoted(wrong[0])}: tokens are whole numbers from 0")
     return lists

@@ -25,9 +25,8 @@ class GoingOn(NamedTuple):
     place: Int64[Tensor, " going"]  # of each of these rows
     parents: Places | None  # the place that each place comes from; None for all of them in order
     read: Places  # the token that each place reads
-    prefixes: (
-        int | Int64[Tensor, ""]
-    )  # distinct ones of rows that have not ended: the number of places, if all others were dropped
+    # Distinct prefixes of rows that have not ended: the number of places, if all others were dropped.
+    prefixes: int | Int64[Tensor, ""]
     continued: int | None = None  # how many different parents there are, if that is known
 
 

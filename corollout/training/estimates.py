@@ -17,10 +17,7 @@ from corollout.policies import detach, evaluation_mode
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
-from corollout.training.metrics import (
-    RewardNumbers,
-    equal_share,
-)
+from corollout.training.metrics import RewardNumbers, equal_share
 from corollout.training.micro_batches import MicroScoring
 from corollout.training.regularisation import Penalty, Regulariser
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
@@ -144,7 +141,7 @@ def estimate(
         if micro_batch is None:
             scoring = score(engine, memory, mains, plan, rewards)
         else:
-            scoring = MicroScoring(engine, memory, batch.context, mains, plan, rewards, micro_batch)
+            scoring = MicroScoring(engine, memory, batch.context, len(batch), mains, plan, rewards, micro_batch)
         stopwatch.lap("score")
     main_tokens = int(trajectories.lengths.sum())
     cost = Cost(

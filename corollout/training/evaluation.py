@@ -30,7 +30,7 @@ def evaluate(
     values = []
     for index in torch.arange(len(data)).split(batch_size):
         batch = data.batch(index, device)
-        drawn = engine.decode(batch.context, batch.examples, Sampler(mode), Noise(seed)).trajectories
+        drawn = engine.decode(batch.context, batch.examples, Sampler(mode), Noise(seed), "tokens").trajectories
         columns = batch.aligned(drawn.contexts)
         values.append(reward(drawn.lists(), batch.examples.tolist(), columns, drawn.finished.tolist()).values)
     return float(torch.cat(values).nanmean())

@@ -19,14 +19,9 @@ from corollout.rollouts import Engine
 from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
 from corollout.training.estimates import as_estimator, as_reward, estimate
-from corollout.training.metrics import (
-    Metrics,
-    peak_memory,
-    rollouts_by_depth,
-    rollouts_by_step,
-)
+from corollout.training.metrics import Metrics, peak_memory, rollouts_by_depth, rollouts_by_step
 from corollout.training.norms import total_norm
-from corollout.training.optimizers import require_json
+from corollout.training.optimizers import require_scheduler
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.settings import Clock
@@ -86,10 +81,8 @@ class Trainer(BaseTrainer[Metrics]):
         self.probes = {name: make_estimator(name) for name in probes}
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"micro_batch must be at least 1 context, or None for the whole batch, not {micro_batch}")
-        if scheduler is not None and scheduler.optimizer is not optimizer:
-            raise InputError("the scheduler is of another optimizer than the one that the trainer was given")
         if scheduler is not None:
-            require_json(scheduler)
+            require_scheduler(scheduler, optimizer)
         self.micro_batch, self.scheduler = micro_batch, scheduler
         self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
@@ -97,7 +90,7 @@ class Trainer(BaseTrainer[Metrics]):
             self.regulariser = Regulariser(engine, as_kl(kl), entropy, reference)
 
     def step(self) -> Metrics:
-        started, before = self.now(), self.seconds
+        started, seconds, tokens = self.now(), self.seconds, self.tokens
         epoch, batch = self.epochs, self.next_batch()
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
             self._choose_estimator(self.estimator)
@@ -148,7 +141,7 @@ class Trainer(BaseTrainer[Metrics]):
             saved_tokens=self.cost.saved_tokens,
             reward_calls=self.cost.reward_calls,
             seconds=self.seconds,
-            tokens_per_second=sample.cost.tokens / max(self.seconds - before, 1e-9),
+            tokens_per_second=(self.tokens - tokens) / max(self.seconds - seconds, 1e-9),
             peak_memory=peak_memory(self.device),
         )
         for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):

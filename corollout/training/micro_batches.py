@@ -12,7 +12,6 @@ from corollout.estimators.plans import Credits, Rewards, SparsePlan
 from corollout.policies import select
 from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine, Mains
-from corollout.rollouts.generation import count_rows
 from corollout.training.scoring import Scoring, score, without_zeros
 from corollout.types import Branches, Decisions
 
@@ -42,8 +41,17 @@ class MicroScoring(Scoring):
     """
 
     def __init__(
-        self, engine: Engine, memory: Any, context: Any, mains: Mains, plan: Plan, rewards: Rewards, size: int
+        self,
+        engine: Engine,
+        memory: Any,
+        context: Any,
+        contexts: int,
+        mains: Mains,
+        plan: Plan,
+        rewards: Rewards,
+        size: int,
     ):
+        """``context`` is that of so many ``contexts``, of which ``size`` are scored at a time."""
         if not isinstance(plan, SparsePlan):
             raise InputError("an estimator that reads all logits at once cannot be scored in micro-batches")
         if plan.reads_scores:
@@ -51,11 +59,9 @@ class MicroScoring(Scoring):
                 self.scores = score(engine, memory, mains, plan, rewards).scores
         self._engine, self._context, self._trajectories = engine, context, mains.trajectories
         self._credits = without_zeros(plan.credits(rewards, self.scores))
-        self._size, self._contexts = size, count_rows(context)
+        self._size, self._contexts = size, contexts
         tree = PrefixTree.of(mains.trajectories, mains.trajectories.contexts, engine.bos)
-        used = torch.zeros(len(tree), dtype=torch.bool, device=tree.token.device)
-        used[tree.node[self._credits.row, self._credits.step]] = True
-        self.tokens = len(tree.pruned(used)[1])
+        self.tokens = len(tree.reaching(self._credits.row, self._credits.step)[0])
 
     def backward(self, scale: float) -> None:
         credits, device = self._credits, self._trajectories.contexts.device

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from corollout.errors import InputError
+from corollout.text import quoted
 
 _FUSED_DEVICES = ("cpu", "cuda")
 _FUSED_TYPES = (torch.float32, torch.float64)
@@ -31,8 +33,12 @@ def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def require_json(scheduler: LRScheduler) -> None:
-    """Raise an error if the state of a scheduler cannot be written to a checkpoint."""
+def require_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error unless this is a scheduler of the optimizer, and its state can be written to a checkpoint."""
+    if not isinstance(scheduler, LRScheduler):
+        raise InputError(f"scheduler must be one of torch.optim.lr_scheduler, not {quoted(scheduler)}")
+    if scheduler.optimizer is not optimizer:
+        raise InputError("the scheduler is of another optimizer than the one that the trainer was given")
     try:
         json.dumps(scheduler.state_dict())
     except (TypeError, ValueError) as error:

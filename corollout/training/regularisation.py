@@ -15,7 +15,7 @@ of every sequence's reward, of main trajectories and of branches alike, and ever
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from corollout.errors import InputError, PolicyError
 from corollout.policies.protocol import Policy, evaluation_mode
 from corollout.rollouts import Engine, Mains
+from corollout.text import quoted
 from corollout.training.scoring import sequence_log_probs
 from corollout.types import Branches, Sequences
 
@@ -84,9 +85,14 @@ class Regulariser:
             if reference is None and not isinstance(policy, nn.Module):
                 raise InputError("a penalty on the divergence needs a policy that is an nn.Module, or a reference")
             frozen = copy.deepcopy(policy) if reference is None else reference
+            if not (isinstance(frozen, Policy) and isinstance(frozen, nn.Module)):
+                raise InputError(
+                    f"the reference, a {type(frozen).__name__}, is not a policy: it needs the methods encode, start, "
+                    f"step and score"
+                )
             self.reference = frozen.requires_grad_(False)
             self._reference_engine = copy.copy(engine)
-            self._reference_engine.use(cast(Policy, frozen))
+            self._reference_engine.use(frozen)
 
     @torch.no_grad()
     def penalty(self, memory: Any, context: Any, mains: Mains, branches: Branches, completed: Sequences) -> Penalty:
@@ -129,4 +135,8 @@ class Regulariser:
 
 
 def as_kl(kl: KL | float | None) -> KL | None:
-    return KL(kl) if isinstance(kl, int | float) else kl
+    if kl is None or isinstance(kl, KL):
+        return kl
+    if not isinstance(kl, int | float):
+        raise InputError(f"kl must be a coefficient, or a KL with a target, not {quoted(kl)}")
+    return KL(kl)

@@ -7,6 +7,7 @@ changes the gradient.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -82,9 +83,7 @@ class PrefixScoring(Scoring):
 
     def _prune(self) -> None:
         """Leave out prefixes that no gradient comes from or goes through."""
-        used = torch.zeros(len(self._tree), dtype=torch.bool, device=self._tree.token.device)
-        used[self._tree.node[self._credits.row, self._credits.step]] = True
-        self._tree, kept = self._tree.pruned(used)
+        self._tree, kept = self._tree.reaching(self._credits.row, self._credits.step)
         if self._known is not None and len(kept) < len(self._known):
             self._known = self._known[kept]
 
@@ -101,12 +100,8 @@ class PrefixScoring(Scoring):
         if self._known is None and len(self._tree) * vocab <= _KEPT:
             self._known = full_precision(self._read_out.logits(self._hidden, slice(None)))
         row, step = trajectories.mask.nonzero(as_tuple=True)
-        node = self._tree.node[row, step]
-        order = node.argsort(stable=True)
-        row, step, node = row[order], step[order], node[order]
         out = torch.zeros(3, *trajectories.tokens.shape, dtype=torch.float64, device=row.device)
-        for some in torch.arange(len(row), device=row.device).split(max(1, CHUNK // vocab)):
-            nodes, place = node[some].unique_consecutive(return_inverse=True)
+        for some, nodes, place in _chunks(self._tree.node[row, step], vocab):
             if self._known is None:
                 logits = full_precision(self._read_out.logits(self._hidden[nodes], nodes))
             else:
@@ -121,6 +116,13 @@ class PrefixScoring(Scoring):
             prefix = self._tree.node[credits.row, credits.step]
             sparse = PrefixCredits(prefix, credits.token, credits.value, credits.centre)
             read_out_backward(self._hidden, self._read_out, sparse, scale, self._known)
+
+
+def _chunks(node: Rows, vocab: int) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """Tokens in the order of their prefixes, a chunk of logits at a time: which tokens, their distinct prefixes, and
+    the place of each token's among those."""
+    for some in node.argsort(stable=True).split(max(1, CHUNK // vocab)):
+        yield some, *node[some].unique_consecutive(return_inverse=True)
 
 
 class PathScoring(Scoring):
@@ -141,9 +143,7 @@ class PathScoring(Scoring):
             steps = trajectories.tokens.shape[1]
             cell = (self._credits.row * steps + self._credits.step).unique()
             row, step = cell // steps, cell % steps
-            used = torch.zeros(len(tree), dtype=torch.bool, device=row.device)
-            used[tree.node[row, step]] = True
-            self._compute(engine, memory, trajectories, tree.pruned(used)[0], row, step)
+            self._compute(engine, memory, trajectories, tree.reaching(row, step)[0], row, step)
 
     def _compute(
         self, engine: Engine, memory: Any, trajectories: Trajectories, tree: PrefixTree, row: Rows, step: Rows
@@ -320,10 +320,9 @@ def _node_log_probs(engine: Engine, memory: Any, tree: PrefixTree, node: Rows, t
     if engine.head.logits_by_token:
         logits = full_precision(engine.head.logits(hidden[node][:, None], token[:, None]))
         return engine.head.log_probs(logits, token[:, None])[:, 0]
-    read_out, order = model.read_out(tree), node.argsort(stable=True)
+    read_out = model.read_out(tree)
     values = torch.zeros(len(node), dtype=full_precision(hidden).dtype, device=node.device)
-    for some in order.split(max(1, CHUNK // len(read_out.weight))):
-        nodes, place = node[some].unique_consecutive(return_inverse=True)
+    for some, nodes, place in _chunks(node, len(read_out.weight)):
         logits = full_precision(read_out.logits(hidden[nodes], nodes))
         values[some] = logits[place, token[some]] - logits.logsumexp(1)[place]
     return values

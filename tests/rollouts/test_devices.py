@@ -3,6 +3,7 @@
 Updates on the device are compared with those on the CPU by the benchmark itself, which raises if they differ.
 """
 
+import copy
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -160,3 +161,12 @@ def test_an_unknown_mode_is_refused():
 def test_rows_must_be_dropped_at_some_time():
     with pytest.raises(InputError, match=r"drop_every ≥ 1, not 8, 4096 and 0"):
         Engine(CASES[0].policy, bos=1, eos=2, max_length=8, drop_every=0)  # pyright: ignore
+
+
+def test_another_policy_is_compiled_anew(monkeypatch: pytest.MonkeyPatch):
+    first, second = CASES[1].policy, copy.deepcopy(CASES[1].policy)
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda step, **_: compiled.append(step) or step)
+    engine = Engine(first, bos=0, eos=0, max_length=3, compile_step="default")  # pyright: ignore
+    engine.use(second)  # pyright: ignore
+    assert [step.__self__ for step in compiled] == [first, second]

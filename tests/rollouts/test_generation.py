@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.synchronisations import CONTEXTS, Case, cases
 from corollout import Engine, InputError, Noise
 from corollout.policies.protocol import evaluation_mode
-from corollout.rollouts.generation import FilteredSoftmax
+from corollout.rollouts.generation import Filters
 from corollout.types import Sampler
 
 CASES = {case.name: case for case in cases()}
@@ -73,7 +73,7 @@ def test_filters_equal_their_slow_twin(temperature: float, top_k: int | None, to
     logits = torch.randn(40, 7, generator=generator, dtype=torch.float64) * 2
     logits[::4, 1] = logits[::4, 2]  # ties
     logits[1::4, 0] = -torch.inf
-    found = FilteredSoftmax(temperature, top_k, top_p).filtered(logits)
+    found = Filters(temperature, top_k, top_p).filtered(logits)
     for row, values in zip(logits.tolist(), found.tolist(), strict=True):
         assert values == pytest.approx(slow_filter(row, temperature, top_k, top_p))
 
@@ -85,7 +85,7 @@ def test_filtered_draws_have_the_filtered_probabilities():
     with torch.no_grad():
         state = engine.policy.start(engine.policy.encode(CAPTIONS.contexts[:1]))
         outputs, _ = engine.policy.step(state, torch.tensor([CAPTIONS.bos]))
-    exact = FilteredSoftmax(**options).filtered(10 * outputs).softmax(1)[0]
+    exact = Filters(**options).filtered(10 * outputs).softmax(1)[0]
     policy: Any = copy.deepcopy(CAPTIONS.policy)
     with torch.no_grad():
         policy.output *= 10
@@ -156,14 +156,17 @@ def test_contexts_may_be_nests():
     ("options", "message"),
     [
         ({"mode": "best"}, "mode must be one of sample, greedy, beam, set, not 'best'"),
-        ({"count": 0}, "count must be at least 1, not 0"),
+        ({"count": 0}, "count must be a whole number and at least 1, not 0"),
         ({"mode": "greedy", "count": 2}, "greedy decoding has one sequence for each context, not 2"),
         ({"temperature": 0.0}, "temperature must be a positive number, not 0.0"),
         ({"temperature": math.nan}, "temperature must be a positive number, not nan"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
-        ({"top_k": 0}, "top_k must be at least 1, not 0"),
+        ({"top_k": 0}, "top_k must be a whole number and at least 1, not 0"),
         ({"mode": "beam", "top_k": 3}, "temperature, top_k and top_p are for mode 'sample' or 'set', not 'beam'"),
-        ({"max_length": 0}, "max_length must be at least 1, not 0"),
+        ({"max_length": 0}, "max_length must be a whole number and at least 1, not 0"),
+        ({"count": 2.5}, "count must be a whole number and at least 1, not 2.5"),
+        ({"temperature": "hot"}, "temperature must be a positive number, not 'hot'"),
+        ({"prompts": [[True], [], [], [], [], []]}, "prompt 0 contains True: tokens are whole numbers from 0"),
         ({"prompts": [[1]]}, "there are 1 prompts for 6 contexts: give one for each"),
         ({"prompts": [[-1], [], [], [], [], []]}, "prompt 0 contains -1: tokens are whole numbers from 0"),
         ({"prompts": [["a"], [], [], [], [], []]}, "prompt 0 contains 'a': tokens are whole numbers from 0"),

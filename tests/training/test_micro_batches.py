@@ -124,12 +124,16 @@ def test_a_resumed_training_goes_on_with_its_schedule():
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.usefixtures("unchecked")
 def test_bad_arguments_are_told():
     with pytest.raises(InputError, match="micro_batch must be at least 1 context, or None for the whole batch, not 0"):
         trainer_of(micro_batch=0)
     other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(InputError, match="the scheduler is of another optimizer"):
         trainer_of(schedule=lambda _: torch.optim.lr_scheduler.ConstantLR(other))
+
+    with pytest.raises(InputError, match=r"scheduler must be one of torch\.optim\.lr_scheduler, not 3"):
+        trainer_of(schedule=lambda _: 3)
 
     class Odd(torch.optim.lr_scheduler.ConstantLR):
         def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Temperature, divergence and entropy: the mean of many estimates is the gradient of the objective, by enumeration."""
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from corollout import Engine, InputError, Noise, PolicyError, Trainer, estimate
 from corollout.data import Columns
 from corollout.estimators import make_estimator
 from corollout.policies.protocol import evaluation_mode
-from corollout.training.regularisation import KL, Regulariser
+from corollout.policies.tempered import Tempered
+from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.scoring import score_rows, sequence_log_probs
 from corollout.types import Sampler, Sequences, Trajectories
 from tests.support.enumeration import Problem, TablePolicy
@@ -187,8 +188,14 @@ def test_a_coefficient_is_steered_to_its_target():
         (lambda engine: Regulariser(engine, KL(0.0, 1.0)), "must be positive at the start, not 0"),
         (lambda engine: Regulariser(engine, None, float("inf")), "entropy must be a finite number, not inf"),
         (lambda engine: Regulariser(engine, None, 0.1, engine.policy), "set kl, too"),
+        (
+            lambda engine: Regulariser(engine, KL(0.1), reference=torch.nn.Linear(1, 1)),
+            "the reference, a Linear, is not a policy",
+        ),
+        (lambda engine: as_kl(cast(Any, "a lot")), "kl must be a coefficient, or a KL with a target, not 'a lot'"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_settings_are_told(make: Any, message: str):
     with pytest.raises(InputError, match=message):
         make(problem_of("arsm").engine())
@@ -206,8 +213,9 @@ def test_a_reference_that_forbids_what_was_generated_is_told():
         estimate(engine, batch, lambda s: [1.0] * len(s), "rloo-2", Noise(0), regulariser=regulariser)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
-def test_bad_temperatures_are_told(temperature: float):
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), "hot", None])
+@pytest.mark.usefixtures("unchecked")
+def test_bad_temperatures_are_told(temperature: Any):
     with pytest.raises(InputError, match="temperature must be a positive number"):
         problem_of("arsm").engine(temperature=temperature)
 
@@ -267,3 +275,27 @@ def test_what_auto_measures_has_the_penalty(monkeypatch: pytest.MonkeyPatch):
     trainer = trainer_of(problem_of("arsm"), kl=0.1, probe_every=1, probes=["reinforce"])
     next(iter(trainer.run(updates=1)))
     assert len(seen) > 2
+
+
+def test_a_tempered_engine_can_be_copied():
+    engine = problem_of("arsm").engine(temperature=0.5)
+    state = torch.zeros(2, dtype=torch.int64)
+    expected, _ = engine.model.step(state, torch.tensor([1, 2]))
+    found, _ = copy.deepcopy(engine).model.step(state, torch.tensor([1, 2]))
+    assert torch.equal(found, expected)
+    assert not hasattr(engine.model, "hidden_states")
+
+
+def test_a_tempered_read_out_is_the_same_object_until_the_bias_changes():
+    policy: Any = CASES[1].policy
+    tempered: Any = Tempered(policy, 0.5)
+    with torch.no_grad(), evaluation_mode(policy):
+        state = policy.start(policy.encode(CASES[1].contexts))
+        tokens = torch.zeros(CONTEXTS, dtype=torch.int64)
+        first, second = (tempered.step_hidden(state, tokens)[1] for _ in range(2))
+        assert first.bias is second.bias
+        torch.testing.assert_close(first.bias, 2 * policy.output_bias)
+        policy.output_bias += 1.0
+        third = tempered.step_hidden(state, tokens)[1]
+        torch.testing.assert_close(third.bias, 2 * policy.output_bias)
+        policy.output_bias -= 1.0
