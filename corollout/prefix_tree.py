@@ -50,6 +50,9 @@ class PrefixTree:
             copies = Sequences(*(part.cpu() for part in (sequences.tokens, sequences.lengths, sequences.finished)))
             return cls.of(copies, contexts.cpu(), bos).to(contexts.device)
         rows, steps = sequences.tokens.shape
+        if torch.equal(contexts, torch.arange(rows)):  # one sequence for each context: nothing is shared
+            read = torch.cat([torch.full_like(sequences.tokens[:, :1], bos), sequences.tokens[:, :-1]], 1)
+            return cls.chains(read, sequences.lengths)
         node = torch.full((rows, steps), -1, dtype=torch.int64, device=contexts.device)
         alive = torch.arange(rows, device=contexts.device)
         before = contexts  # where the rows under way were in the level before

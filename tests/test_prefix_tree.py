@@ -78,10 +78,19 @@ def test_chains_are_the_tree_of_sequences_that_share_nothing(seed: int):
     sequences, _ = some_sequences(seed)
     contexts = torch.arange(len(sequences.tokens))
     inputs = torch.cat([torch.full((len(contexts), 1), BOS), sequences.tokens[:, :-1]], 1)
-    chains, tree = PrefixTree.chains(inputs, sequences.lengths), PrefixTree.of(sequences, contexts, BOS)
+    # The last context is skipped, so that the second tree is made step by step.
+    gap = torch.where(contexts == contexts[-1], len(contexts), contexts)
+    chains, tree = PrefixTree.chains(inputs, sequences.lengths), PrefixTree.of(sequences, gap, BOS)
     assert chains.sizes == tree.sizes
-    for name in ("context", "parent", "token", "node"):
+    for name in ("token", "node"):
         assert torch.equal(getattr(chains, name), getattr(tree, name)), name
+    assert torch.equal(gap[chains.context], tree.context)
+    first = chains.sizes[0]
+    assert torch.equal(gap[chains.parent[:first]], tree.parent[:first])
+    assert torch.equal(chains.parent[first:], tree.parent[first:])
+    whole = PrefixTree.of(sequences, contexts, BOS)
+    for name in ("context", "parent", "token", "node"):
+        assert torch.equal(getattr(chains, name), getattr(whole, name)), name
 
 
 def test_chains_leave_out_rows_without_tokens():

@@ -30,25 +30,33 @@ class Input(NamedTuple):
     index: Int64[Tensor, " row"] | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
+class Cell(NamedTuple):
+    """What a step computes for its rows."""
+
+    h: Float[Tensor, "row hidden"]
+    c: Float[Tensor, "row hidden"]
+    gates: Float[Tensor, "row gates"] | None  # after their non-linearities; only compiled loops keep them
+
+
 @torch.no_grad()
 def lstm_step(
     x: Float[Tensor, "row gates"] | Sequence[Input],
     weight: Float[Tensor, "hidden gates"],
     h: Float[Tensor, "row hidden"],
     c: Float[Tensor, "row hidden"],
-) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
-    """One step without gradient: the new h and c."""
+) -> Cell:
+    """One step without gradient."""
     inputs = [Input(x)] if isinstance(x, Tensor) else x
     _check(inputs, weight, h, c, len(h))
     gates = h @ weight
     if not _compiled(weight):
-        return _cell(sum((_rows(part, slice(None)) for part in inputs), gates), c)
+        return Cell(*_cell(sum((_rows(part, slice(None)) for part in inputs), gates), c), None)
     after = gates.new_empty(2, *h.shape)
     rows = np.arange(len(h))
     array = _array(gates)
     loop = partial(lstm_cell.forward, array, _NO_PLACES, *_tables(inputs, weight, len(h)), rows, _array(c), array)
     by_rows(partial(loop, *_arrays(after[1], after[0])), weight.shape[1], rows)
-    return after[0], after[1]
+    return Cell(after[0], after[1], gates)
 
 
 def lstm(
@@ -70,12 +78,15 @@ def lstm_levels(
     c: Float[Tensor, "root hidden"],
     parent: Int64[Tensor, " row"],
     sizes: Sequence[int],
+    known: Cell | None = None,
 ) -> Float[Tensor, "row hidden"]:
     """A tree of steps, with gradient; h of every row. Level l has ``sizes[l]`` rows, one level after the other.
 
     ``parent`` is the place of a row's predecessor in the level before, for level 0 in ``h`` and ``c``: several rows may
     have the same parent, and a parent may have no child. The gates are the sum of the inputs' entries and of the
-    product of the parent's h and the weight, which is computed once for each parent that has children.
+    product of the parent's h and the weight, which is computed once for each parent that has children. What is
+    ``known`` of the rows, because ``lstm_step`` has computed it with the same weights, is not computed again; the
+    gradient overwrites its gates.
 
     The backward pass is written out: each level adds one small product, and the weight's gradient is one large product
     over all parents at the end. Automatic differentiation would do one for each level.
@@ -85,7 +96,28 @@ def lstm_levels(
         raise ValueError(f"the levels' sizes add up to {sum(sizes)}, but there are {len(parent)} rows")
     if not _compiled(weight):
         return _levels(inputs, weight, h, c, parent, sizes)
-    return _Levels.apply(weight, h, c, parent, sizes, [part.index for part in inputs], *(part.table for part in inputs))
+    indices, tables = [part.index for part in inputs], [part.table for part in inputs]
+    return _Levels.apply(weight, h, c, parent, sizes, known, indices, *tables)
+
+
+def unread_product(
+    x: Float[Tensor, "row width"], weight: Float[Tensor, "width gates"], bias: Float[Tensor, " gates"]
+) -> Float[Tensor, "row gates"]:
+    """x W + b with its gradient but without its values: the input of rows of which everything is known."""
+    return _UnreadProduct.apply(x, weight, bias)
+
+
+class _UnreadProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.new_zeros(()).expand(len(x), len(bias))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x, weight), gradient = ctx.saved_tensors, outer[0]
+        return gradient @ weight.t(), x.t() @ gradient, gradient.sum(0)
 
 
 def _check(inputs: Sequence[Input], weight: Tensor, h: Tensor, c: Tensor, rows: int) -> None:
@@ -204,10 +236,17 @@ class _Levels(torch.autograd.Function):
         c: Tensor,
         parent: Tensor,
         sizes: Sequence[int],
+        known: Cell | None,
         indices: Sequence[Tensor | None],
         *tables: Tensor,
     ) -> Tensor:
         tree = _Tree(parent, sizes, len(h))
+        ctx.tree, ctx.indices, ctx.entries = tree, indices, [len(table) for table in tables]
+        if known is not None and known.gates is not None:
+            all_h, all_c = torch.cat([h, known.h]), torch.cat([c, known.c])
+            parents_h = all_h[: tree.used] if tree.aligned else all_h.index_select(0, tree.states)
+            ctx.save_for_backward(known.gates, all_c, parents_h, weight)
+            return all_h[tree.roots :]
         hidden, width = weight.shape
         all_h, all_c = weight.new_empty(2, tree.roots + tree.rows, hidden)
         all_h[: tree.roots], all_c[: tree.roots] = h, c
@@ -230,7 +269,6 @@ class _Levels(torch.autograd.Function):
             torch.mm(parents_h[first:last], weight, out=product)
             by_rows(loop, width, rows[start:end])
         ctx.save_for_backward(gates, all_c, parents_h, weight)
-        ctx.tree, ctx.indices, ctx.entries = tree, indices, [len(table) for table in tables]
         return all_h[tree.roots :]
 
     @staticmethod
@@ -243,7 +281,7 @@ class _Levels(torch.autograd.Function):
         hidden, width = weight.shape
         if _keeps_graph():
             gates = gates.clone()
-        for_weight, for_h, for_c, _, _, _, *for_tables = ctx.needs_input_grad
+        for_weight, for_h, for_c, _, _, _, _, *for_tables = ctx.needs_input_grad
         d_tables: list[Tensor | None] = [None] * len(for_tables)
         summed = []
         for number in np.flatnonzero(for_tables):
@@ -275,7 +313,7 @@ class _Levels(torch.autograd.Function):
             if ctx.indices[number] is None:
                 d_tables[number] = gates if all(other is not gates for other in d_tables) else gates.clone()
         d_h, d_c = (tree.at_roots(values) if wanted else None for values, wanted in ((dh, for_h), (dc, for_c)))
-        return d_weight, d_h, d_c, None, None, None, *d_tables
+        return d_weight, d_h, d_c, None, None, None, None, *d_tables
 
 
 def _keeps_graph() -> bool:

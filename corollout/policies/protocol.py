@@ -18,6 +18,9 @@ of such tensors. Then the engine gathers, repeats, drops and joins rows by itsel
 A policy may offer more, and is then faster and needs less memory; the results are the same:
 
     hidden_states(memory, tree) -> hidden     what the last layer reads, for each prefix of a ``PrefixTree``
+    hidden_states_again(memory, tree,         the same, given the states that ``step`` returned, level by level, for a
+        states, kept) -> hidden               tree of which ``kept`` are these prefixes (None for all): what they
+                                              contain need not be computed again, only get a gradient (softmax only)
     read_out(tree) -> ReadOut                 the weights of that layer (not with a head of its own)
     step_hidden(state, tokens)                ``step`` before its last layer, and that layer: a ``ReadOut``
         -> hidden, read_out, state            with the tokens that are allowed to these rows (softmax only)

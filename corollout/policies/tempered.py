@@ -14,7 +14,7 @@ from corollout.policies.read_out import ReadOut
 from corollout.policies.tree_head import TreeHead
 from corollout.text import quoted
 
-_OFFERED = ("hidden_states", "read_out", "step_hidden")
+_OFFERED = ("hidden_states", "hidden_states_again", "read_out", "step_hidden")
 
 
 class Tempered:
@@ -52,8 +52,8 @@ class Tempered:
         if name not in _OFFERED:
             raise AttributeError(f"a tempered policy has no attribute {name!r}")
         offered = getattr(self._policy, name)
-        if name == "hidden_states":
-            return lambda memory, tree: self._scaled(offered(memory, tree))
+        if name in ("hidden_states", "hidden_states_again"):
+            return lambda *given: self._scaled(offered(*given))
         if name == "read_out":
             return lambda tree: self._scaled_read_out(offered(tree))
         return partial(self._step_hidden, offered)

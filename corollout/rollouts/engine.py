@@ -23,6 +23,7 @@ from corollout.rollouts.going_on import GoingOn, with_ended, without_ended
 from corollout.rollouts.output import Checks, Output, longest
 from corollout.rollouts.prefixes import Prefixes, Starts
 from corollout.rollouts.search import Slots, search
+from corollout.rollouts.states import StepStates
 from corollout.rollouts.watch import Look, Origin, Reads, SoftmaxWatch, TreeWatch, Watch
 from corollout.types import Branches, Decoded, Sampler, Sequences, Trajectories, full_precision
 
@@ -41,6 +42,11 @@ class Mains:
     prefixes: list[Prefixes]  # one for each chunk of rows
     tokens: int  # generated
     logits: Float[Tensor, "prefix vocab"] | None = None  # of a softmax, step by step, if there are not too many
+
+    def states(self, sizes: Sequence[int]) -> list[Any] | None:
+        """The policy's states after the prefixes of each step, if all are kept and there are so many."""
+        kept = self.prefixes[0].states if len(self.prefixes) == 1 else None
+        return kept.steps if isinstance(kept, StepStates) and tuple(kept.sizes) == tuple(sizes) else None
 
 
 @dataclass(frozen=True)

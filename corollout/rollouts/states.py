@@ -49,9 +49,11 @@ class StepStates(States):
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
+        self.sizes: list[int] = []  # rows of each step
 
     def add(self, state: Any, rows: int, parents: Places | None, continued: int | None = None) -> None:
         self.steps.append(state)
+        self.sizes.append(rows)
 
     def at(self, step: int, places: Places, kept: np.ndarray | None = None) -> Any:
         return select(self.steps[step], places)

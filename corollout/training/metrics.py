@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -67,15 +68,16 @@ class RewardNumbers(NamedTuple):
 
 def equal_share(rewards: Float[Tensor, " source"], contexts: Int64[Tensor, " source"], count: int) -> float:
     """Of the contexts with several rewards, the share whose rewards are all equal; NaN if there are none of those."""
-    known = ~rewards.isnan()
-    rewards, contexts = rewards[known], contexts[known]
-    zeros = rewards.new_zeros(count)
-    number = zeros.index_add(0, contexts, torch.ones_like(rewards))
-    least = (zeros + torch.inf).scatter_reduce(0, contexts, rewards, "amin")
-    largest = (zeros - torch.inf).scatter_reduce(0, contexts, rewards, "amax")
-    several = number > 1
-    equal, total = torch.stack([(several & (least == largest)).sum(), several.sum()]).tolist()
-    return equal / total if total else math.nan
+    values, owners = rewards.cpu().numpy(), contexts.cpu().numpy()
+    known = ~np.isnan(values)
+    values, owners = values[known], owners[known]
+    several = np.bincount(owners, minlength=count) > 1
+    if not several.any():
+        return math.nan
+    example = np.empty(count, values.dtype)
+    example[owners] = values  # one of each context's rewards
+    unequal = np.bincount(owners, values != example[owners], minlength=count)
+    return float((unequal[several] == 0).mean())
 
 
 def peak_memory(device: torch.device | str) -> float:

@@ -72,6 +72,8 @@ class PrefixScoring(Scoring):
     def __init__(self, engine: Engine, memory: Any, mains: Mains, tree: PrefixTree, plan: SparsePlan, rewards: Rewards):
         self._trajectories, self._tree = mains.trajectories, tree
         self._known = mains.logits if mains.logits is not None and len(mains.logits) == len(tree) else None
+        self._states = mains.states(tree.sizes)
+        self._kept: Rows | None = None  # of the sampled prefixes; None for all
         if plan.reads_scores:
             self._compute(engine, memory)
             self.scores = self._probabilities()
@@ -83,15 +85,21 @@ class PrefixScoring(Scoring):
 
     def _prune(self) -> None:
         """Leave out prefixes that no gradient comes from or goes through."""
+        whole = len(self._tree)
         self._tree, kept = self._tree.reaching(self._credits.row, self._credits.step)
-        if self._known is not None and len(kept) < len(self._known):
-            self._known = self._known[kept]
+        if len(kept) < whole:
+            self._kept = kept
+            self._known = None if self._known is None else self._known[kept]
 
     def _compute(self, engine: Engine, memory: Any) -> None:
         self.tokens = len(self._tree)
         model: Any = engine.model
         if self.tokens:
-            self._hidden: Tensor = model.hidden_states(memory, self._tree)
+            if self._states is not None and hasattr(model, "hidden_states_again"):
+                again = model.hidden_states_again(memory, self._tree, self._states, self._kept)
+            else:
+                again = model.hidden_states(memory, self._tree)
+            self._hidden: Tensor = again
             self._read_out: ReadOut = model.read_out(self._tree)
 
     def _probabilities(self) -> TokenProbabilities:

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from corollout.errors import InputError
+from corollout.noise import Noise
 from corollout.policies import TransformerPolicy, select
 from corollout.prefix_tree import PrefixTree
 from corollout.training.base import flat_gradient
-from corollout.types import Sequences, Trajectories
+from corollout.types import Sampler, Sequences, Trajectories
 from tests.support.policy_cases import CASES, PolicyCase, policy_case
 
 
@@ -69,6 +70,44 @@ def test_a_pruned_tree_has_the_same_outputs(case: PolicyCase):
     with torch.no_grad():
         memory = case.policy.encode(case.context)
         torch.testing.assert_close(outputs(case, memory, pruned), outputs(case, memory, tree)[kept])
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+@pytest.mark.parametrize("share", [0.1, 1.0])  # of the prefixes that are used
+@pytest.mark.parametrize("name", ["karel", "karel with grammar"])
+def test_what_sampling_has_computed_gets_the_same_gradient(name: str, share: float, samples: int):
+    case = policy_case(name)
+    batch = case.batch
+    mains = case.engine().decode(batch.context, batch.examples, Sampler("sample", samples), Noise(0), "tokens")
+    tree = PrefixTree.of(mains.trajectories, mains.trajectories.contexts, case.bos)
+    states = mains.states(tree.sizes)
+    assert states is not None
+    gates = [state[3].layers[1].clone() for state in states]
+    used = torch.rand(len(tree), generator=torch.Generator().manual_seed(3)) < share
+    pruned, kept = tree.pruned(used)
+    assert (len(kept) == len(tree)) == (share == 1)
+    found = []
+    for again in (True, False):
+        case.policy.zero_grad()
+        memory = case.policy.encode(case.context)
+        if again:
+            hidden = case.policy.hidden_states_again(memory, pruned, states, None if share == 1 else kept)
+        else:
+            hidden = case.policy.hidden_states(memory, pruned)
+        hidden.backward(torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)).double())
+        found.append((hidden.detach(), flat_gradient(case.policy.parameters())))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
+    assert float(found[0][1].abs().max()) > 0.1
+    assert all(map(torch.equal, gates, (state[3].layers[1] for state in states)))
+
+
+def test_states_that_are_not_those_of_the_tree_are_not_used():
+    case = policy_case("karel")
+    batch = case.batch
+    for options in ({"max_rows": 4}, {"drop_every": 3}):
+        mains = case.engine(**options).decode(batch.context, batch.examples, Sampler("sample", 2), Noise(0), "tokens")
+        tree = PrefixTree.of(mains.trajectories, mains.trajectories.contexts, case.bos)
+        assert mains.states(tree.sizes) is None
 
 
 def test_chains_have_the_outputs_of_their_rows(case: PolicyCase):

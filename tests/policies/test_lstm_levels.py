@@ -9,7 +9,7 @@ from torch import Tensor
 
 from corollout import row_threads
 from corollout.policies import lstm as module
-from corollout.policies.lstm import Input, lstm, lstm_levels, lstm_step
+from corollout.policies.lstm import Cell, Input, lstm, lstm_levels, lstm_step, unread_product
 
 # roots, the sizes of levels, and for each row the place of its parent; None for random ones
 TREES: dict[str, tuple[int, list[int], list[int] | None]] = {
@@ -89,6 +89,32 @@ def assert_twins(name: str, function=lstm_levels, rtol=1e-10, atol=1e-10, **opti
 @pytest.mark.parametrize("name", TREES)
 def test_values_and_gradients_are_those_of_rows_one_by_one(name, parts):
     assert_twins(name, parts=parts)
+
+
+@pytest.mark.parametrize("parts", [4, 5])
+@pytest.mark.parametrize("name", TREES)
+def test_rows_that_steps_have_computed_get_the_same_gradients(name, parts):
+    def by_steps(inputs, weight, h, c, parent, sizes):
+        levels, state = [], (h, c)
+        for start, end in pairwise(accumulate(sizes, initial=0)):
+            rows = slice(start, end)
+            x = [Input(table[rows]) if index is None else Input(table, index[rows]) for table, index in inputs]
+            levels.append(lstm_step(x, weight, *(part[parent[rows]] for part in state)))
+            state = levels[-1][:2]
+        known = Cell(*map(torch.cat, zip(*levels, strict=True))) if levels else None
+        unread = [Input(table + torch.nan, index) for table, index in inputs]
+        return lstm_levels(unread if levels else inputs, weight, h, c, parent, sizes, known)
+
+    assert_twins(name, by_steps, parts=parts)
+
+
+def test_an_unread_product_has_the_gradient_of_the_product():
+    torch.manual_seed(0)
+    x, weight, bias = leaves = [torch.randn(n, dtype=torch.float64, requires_grad=True) for n in ((5, 3), (3, 4), (4,))]
+    outer = torch.randn(5, 4, dtype=torch.float64)
+    found = torch.autograd.grad(unread_product(x, weight, bias), leaves, outer)
+    expected = torch.autograd.grad(x @ weight + bias, leaves, outer)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("tables", ["", "i", "d", "dd", "ii", "idi", "diid"])
@@ -224,20 +250,20 @@ def test_a_step_with_inputs_is_the_first_level(parts, dtype):
     inputs = [*map(Input, tables, indices), Input(torch.randn(6, 11 * parts, dtype=dtype))]
     arguments = [*leaves, *indices, h, c, inputs[-1].table]
     before = [tensor.clone() for tensor in arguments]
-    new_h, new_c = lstm_step(inputs, weight, h, c)
+    new_h, new_c, _ = lstm_step(inputs, weight, h, c)
     assert all(map(torch.equal, before, arguments))
     rtol, atol = (0.05, 0.05) if dtype == torch.bfloat16 else (2e-5, 2e-6)
     expected = one_by_one(inputs, weight, h, c, torch.arange(6), [6])
     torch.testing.assert_close(new_h, expected, rtol=rtol, atol=atol)
     torch.testing.assert_close(lstm_levels(inputs, weight, h, c, torch.arange(6), [6]), expected, rtol=rtol, atol=atol)
     x = sum(table[index] for table, index in zip(tables, indices, strict=True)) + inputs[-1].table
-    for one, other in zip(lstm_step(x, weight, h, c), (new_h, new_c), strict=True):
+    for one, other in zip(lstm_step(x, weight, h, c)[:2], (new_h, new_c), strict=True):
         torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
 def pointwise(x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Only the non-linear part of a step: the weight is 0."""
-    return lstm_step(x, x.new_zeros(c.shape[1], x.shape[1]), torch.zeros_like(c), c)
+    return lstm_step(x, x.new_zeros(c.shape[1], x.shape[1]), torch.zeros_like(c), c)[:2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

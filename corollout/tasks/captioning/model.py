@@ -75,7 +75,7 @@ class CaptionPolicy(nn.Module):
 
     def start(self, memory: Gates) -> State:
         nothing = memory.new_zeros(len(memory), self.hidden)
-        return lstm_step(memory, self.recurrent, nothing, nothing)
+        return lstm_step(memory, self.recurrent, nothing, nothing)[:2]
 
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row output"], State]:
         h, state = self._advance(state, tokens)
@@ -112,7 +112,7 @@ class CaptionPolicy(nn.Module):
             raise RuntimeError("CaptionPolicy.step has no gradient: call it in torch.no_grad(), or use score")
         # A word that is in several rows is projected once; but how many words there are, a device had to be asked.
         words, index = tokens.unique(return_inverse=True) if tokens.device.type == "cpu" else (tokens, None)
-        h, c = lstm_step([Input(self._projected(embedding(words, self.embedding)), index)], self.recurrent, *state)
+        h, c, _ = lstm_step([Input(self._projected(embedding(words, self.embedding)), index)], self.recurrent, *state)
         return h, (h, c)
 
     def _read_out(self, h: Float[Tensor, "... hidden"]) -> Float[Tensor, "... output"]:

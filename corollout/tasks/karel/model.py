@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
 from corollout.numba_cache import numba
-from corollout.policies.lstm import Input, lstm_levels, lstm_step
+from corollout.policies.lstm import Cell, Input, lstm_levels, lstm_step, unread_product
 from corollout.policies.protocol import select
 from corollout.policies.read_out import ReadOut
 from corollout.prefix_tree import PrefixTree
@@ -30,7 +30,7 @@ from corollout.tasks.karel.language import TOKENS
 
 CHANNELS = 16
 MOST_SHOWN = 10  # markers on a cell; a picture shows more as this many
-State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], GrammarState | None]
+State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], GrammarState | None, "Gates"]
 
 
 def pictures(grids: Grids) -> np.ndarray:
@@ -128,6 +128,29 @@ class Constants:
             Input(self.tokens, tokens.repeat_interleave(pairs)),
             Input(self.table.flatten(0, 1), by_pair(self.index[rows], pairs)),
         ]
+
+
+class Gates:
+    """The gates of all layers after a step: scoring reads them again, but nothing that goes on from selected rows."""
+
+    def __init__(self, layers: tuple[Tensor | None, ...] = ()):
+        self.layers = layers
+
+    def select(self, rows: Int64[Tensor, " row"]) -> "Gates":
+        return NO_GATES
+
+    def detach(self) -> "Gates":
+        return self
+
+    def clone(self) -> "Gates":
+        return NO_GATES
+
+    @staticmethod
+    def concat(parts: Sequence["Gates"]) -> "Gates":
+        return NO_GATES
+
+
+NO_GATES = Gates()
 
 
 def by_pair(rows: Int64[Tensor, " row"], pairs: int) -> Int64[Tensor, " pair_row"]:
@@ -236,25 +259,26 @@ class KarelPolicy(nn.Module):
     def start(self, memory: Constants) -> State:
         shape = (len(memory.index), memory.table.shape[1], self.hidden)
         grammar_state = self.grammar.start(shape[0]) if self.grammar is not None else None
-        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first), grammar_state
+        return memory, tuple((h.expand(shape), c.expand(shape)) for h, c in self.first), grammar_state, NO_GATES
 
     def step(self, state: State, tokens: Int64[Tensor, " row"]) -> tuple[Float[Tensor, "row vocab"], State]:
         if torch.is_grad_enabled():
             raise RuntimeError("KarelPolicy.step samples without gradient: call it under torch.no_grad(), or use score")
-        memory, layers, grammar_state = state
+        memory, layers, grammar_state, _ = state
         pairs = memory.table.shape[1]
         inputs = memory.inputs(torch.arange(len(tokens), device=tokens.device), tokens)
-        after = []
+        after, gates = [], []
         for layer, (h, c) in enumerate(layers):
-            h, c = lstm_step(inputs, self.recurrent[layer], h.flatten(0, 1), c.flatten(0, 1))
+            h, c, gate = lstm_step(inputs, self.recurrent[layer], h.flatten(0, 1), c.flatten(0, 1))
             after.append((h.unflatten(0, (-1, pairs)), c.unflatten(0, (-1, pairs))))
+            gates.append(gate)
             if layer + 1 < len(layers):
                 inputs = [Input(self._upwards(layer, h))]
         logits = self.output(after[-1][0].amax(1))
         if self.grammar is not None and grammar_state is not None:
             grammar_state = self.grammar.advance(grammar_state, tokens)
             logits = logits.masked_fill(~self.grammar.allowed(grammar_state), -torch.inf)
-        return logits, (memory, tuple(after), grammar_state)
+        return logits, (memory, tuple(after), grammar_state, Gates(tuple(gates)))
 
     def score(self, memory: Constants, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
         rows, steps = tokens.shape
@@ -270,25 +294,51 @@ class KarelPolicy(nn.Module):
         inputs = memory.inputs(tree.context, tree.token)
         return self._run(inputs, memory.table.shape[1], tree.parent, tree.sizes)
 
+    def hidden_states_again(
+        self, memory: Constants, tree: PrefixTree, states: Sequence[State], kept: Int64[Tensor, " prefix"] | None
+    ) -> Float[Tensor, "prefix hidden"]:
+        pairs = memory.table.shape[1]
+        rows = slice(None) if kept is None else by_pair(kept, pairs)
+        known = []
+        for layer in range(len(self.first)):
+            gates = [state[3].layers[layer] for state in states]
+            if any(gate is None for gate in gates):
+                return self.hidden_states(memory, tree)
+            h, c = (torch.cat([state[1][layer][part] for state in states]).flatten(0, 1) for part in range(2))
+            parts = (h, c, torch.cat([gate for gate in gates if gate is not None]))
+            known.append(Cell(*(part[rows] for part in parts)))
+        inputs = memory.inputs(tree.context, tree.token)
+        return self._run(inputs, pairs, tree.parent, tree.sizes, known)
+
     def read_out(self, tree: PrefixTree) -> ReadOut:
         return ReadOut(self.output.weight, self.output.bias, self._allowed(tree))
 
     def _run(
-        self, inputs: Sequence[Input], pairs: int, parent: Int64[Tensor, " row"], sizes: Sequence[int]
+        self,
+        inputs: Sequence[Input],
+        pairs: int,
+        parent: Int64[Tensor, " row"],
+        sizes: Sequence[int],
+        known: Sequence[Cell | None] = (),
     ) -> Float[Tensor, "row hidden"]:
-        """The last layer's state of each row, the maximum over pairs, with gradient; see ``lstm_levels``."""
+        """The last layer's state of each row, the maximum over pairs, with gradient; see ``lstm_levels``.
+
+        ``known`` is what is known of each layer, if anything is.
+        """
         parents = by_pair(parent, pairs)
         parents[: sizes[0] * pairs] = 0  # all begin in the same state
         x, of_pairs = parents, [size * pairs for size in sizes]
         for layer, (h, c) in enumerate(self.first):
-            x = lstm_levels(inputs, self.recurrent[layer], h[None], c[None], parents, of_pairs)
+            cells = known[layer] if known else None
+            x = lstm_levels(inputs, self.recurrent[layer], h[None], c[None], parents, of_pairs, cells)
             if layer + 1 < len(self.first):
-                inputs = [Input(self._upwards(layer, x))]
+                inputs = [Input(self._upwards(layer, x, unread=bool(known)))]
         return max_of_pairs(x.view(-1, pairs, self.hidden))
 
-    def _upwards(self, layer: int, h: Float[Tensor, "row hidden"]) -> Float[Tensor, "row gates"]:
-        """What the next layer's gates get from a layer's state."""
-        return torch.addmm(self.bias[layer + 1].sum(0), h, self.from_below[layer])
+    def _upwards(self, layer: int, h: Float[Tensor, "row hidden"], unread: bool = False) -> Float[Tensor, "row gates"]:
+        """What the next layer's gates get from a layer's state; ``unread`` if only the gradient counts."""
+        bias, weight = self.bias[layer + 1].sum(0), self.from_below[layer]
+        return unread_product(h, weight, bias) if unread else torch.addmm(bias, h, weight)
 
     def _allowed(self, tree: PrefixTree) -> Bool[Tensor, "prefix vocab"] | None:
         """The tokens that the grammar allows after each prefix."""
