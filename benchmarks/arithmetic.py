@@ -48,15 +48,15 @@ def needed_flops(network: Network, counts: dict[str, Any], prefixes: str = "diff
     """Floating-point operations that an update cannot do without, two for each multiply-add.
 
     ``counts`` are those of ``speed_worker.count_update``. Contexts are encoded once. Each different prefix of a context
-    is fed once while sequences are generated, branches included, and once more while main trajectories are scored,
-    unless its gradient is zero; with ``prefixes="all"``, as often as it occurs. Each different token is projected once
-    in either. Each prefix is read out once: what was read out while sequences were generated need not be read out
-    again. The backward pass of a product is two products, for its inputs and for its weights; the inputs of the first
-    layer are data.
+    is fed and read out once, branches included, and each different token is projected once: what was computed while
+    sequences were generated need not be computed again while main trajectories are scored. With ``prefixes="all"``,
+    prefixes count as often as they occur. The backward pass of a product is two products, for its inputs and for its
+    weights, and none for prefixes whose gradient is zero; the inputs of the first layer are data.
     """
     generated, scored = counts["generated"], counts["scored"]
     contexts = counts["contexts"] * (2 * network.first + 3 * network.encoder)
-    generating = generated["words"] * network.word + generated[prefixes] * (network.step + network.read_out)
-    scoring = 3 * (scored["words"] * network.word + scored[prefixes] * network.step)
-    first_time = 0 if generated[prefixes] else scored[prefixes]
-    return 2 * (contexts + generating + scoring + (first_time + 2 * scored[prefixes]) * network.read_out)
+    computed = generated if generated[prefixes] else scored
+    forward, backward = (
+        part["words"] * network.word + part[prefixes] * (network.step + network.read_out) for part in (computed, scored)
+    )
+    return 2 * (contexts + forward + 2 * backward)

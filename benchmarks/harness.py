@@ -98,13 +98,17 @@ def with_threads(name: str, call: Callable[[], object]) -> list[Contestant]:
 def time_alternately(
     contestants: Sequence[Contestant], repetitions: int, progress: Progress, description: str
 ) -> list[Timing]:
-    """Time the contestants in turn, round after round; the first round warms up and is not counted."""
+    """Time the contestants in turn, round after round; the first round warms up and is not counted.
+
+    Every other round has the opposite order: who comes later may find data of the one before in the caches.
+    """
     default = torch.get_num_threads()
     seconds: list[list[float]] = [[] for _ in contestants]
     task = progress.add_task(description, total=(repetitions + 1) * len(contestants))
     try:
         for turn in range(repetitions + 1):
-            for contestant, taken in zip(contestants, seconds, strict=True):
+            pairs = list(zip(contestants, seconds, strict=True))
+            for contestant, taken in pairs[:: -1 if turn % 2 else 1]:
                 torch.set_num_threads(contestant.threads)
                 start = time.perf_counter()
                 contestant.call()
