@@ -38,7 +38,7 @@ class Reverser(nn.Module):
         return self.output(state), state
 
     def score(self, memory: Tensor, tokens: Tensor) -> Tensor:
-        """The logits of whole sequences, with gradient. This way is right for every model; a faster one may come later."""
+        """The logits of whole sequences, with gradient. This way is right for every model; there are faster ones."""
         return score_by_steps(self, memory, tokens)
 
 
@@ -68,7 +68,7 @@ def main(quick: bool = False) -> None:
         engine, train, is_reversed, "arsm:budget=600", torch.optim.Adam(model.parameters(), lr=3e-3), batch_size=32
     )
     print(f"chance: one list in {SYMBOLS**LENGTH} is right; before training: {evaluate(engine, test, is_reversed):.1%}")
-    for metrics in trainer.run(updates=20 if quick else 300):
+    for metrics in trainer.run(updates=20 if quick else 400):
         if metrics.update % 50 == 0 or metrics.update == 1:
             print(
                 f"update {metrics.update:3d}: reward {metrics.reward:.2f}, entropy {metrics.entropy:.2f} nats a token, "

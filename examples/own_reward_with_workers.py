@@ -1,4 +1,4 @@
-"""Slow or risky rewards in worker processes, and several rewards at once: ``python examples/own_reward_with_workers.py``
+"""Slow or risky rewards in worker processes, and two rewards at once: ``python examples/own_reward_with_workers.py``
 
 The task: given a number, write a formula of the digits 1, 2 and 3 whose value it is. The reward *runs* what the model
 has written. Programs of strangers (and an untrained model is one) may crash, hang or take long, so they run in worker

@@ -110,26 +110,26 @@ class Trainer(BaseTrainer[Metrics]):
         epoch, contexts = self.epochs, self.next_contexts
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
             self._choose_estimator(self.estimator)
-        estimator, totals, noise = self.estimator, UpdateTotals(), self.noise.fold(ROLLOUTS, epoch)
+        trained, totals, noise = self.estimator, UpdateTotals(), self.noise.fold(ROLLOUTS, epoch)
         log_likelihood, done = 0.0, self.contexts_before
         self.optimizer.zero_grad(set_to_none=True)
         for batch in self.next_batches():
             sample = estimate(
-                self.engine, batch, self.reward, estimator, noise, check_score=self.updates == 0,
+                self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
                 regulariser=self.regulariser, micro_batch=self.micro_batch,
             )  # fmt: skip
             sample.backward(contexts)
             if self.imitation is not None:
                 log_likelihood += self.imitation.backward(batch, done, contexts, self.device)
-            estimator, done = sample.updated(estimator), done + len(batch)
             totals.add(sample)
+            trained, done = sample.updated(trained), done + len(batch)
         gradient, norm = self._sketch.with_norm()
         self.clip_to_norm(norm)
         rate = max(group["lr"] for group in self.optimizer.param_groups)
         self.step_optimizer()
         if self.scheduler is not None:
             self.scheduler.step()
-        self.estimator = estimator
+        self.estimator = trained
         if self.regulariser is not None and totals.divergence is not None:
             self.regulariser.steer(totals.divergence)
         self.count_update(started)

@@ -91,7 +91,7 @@ def peak_memory(device: torch.device | str) -> float:
 
 
 # How many branches depart at each step or depth, and from how many places they could.
-Departures = Int64[Tensor, "2 place"]
+Departures = Int64[Tensor, "2 _"]
 
 
 def departures_by_step(trajectories: Trajectories, branches: Branches) -> Departures:
