@@ -53,6 +53,7 @@ class WeightedRewards:
                 raise InputError(f"the weight of reward {name!r} must be a finite number, not {quoted(weight)}")
         self.rewards: dict[str, Reward] = named
         self.weights: dict[str, float] = dict(zip(named, map(float, weights), strict=True))
+        self.name = " + ".join(f"{weight:g} {name}" for name, weight in self.weights.items())
 
     def __call__(
         self,

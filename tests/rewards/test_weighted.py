@@ -38,6 +38,7 @@ def test_the_sum_is_weighted_and_none_does_not_apply():
     assert scores.values.tolist() == [2.0, 9.0, 9.0, 0.0]
     assert scores.parts["length"].tolist() == [1.0, 2.0, 2.0, 0.0]
     assert [math.isnan(value) for value in scores.parts["if_long"].tolist()] == [True, False, False, True]
+    assert rewards.name == "2 length + 0.5 if_long"
     assert scores.calls == 6  # three distinct sequences, two functions
     assert WeightedRewards([length, if_long])(SEQUENCES, [0, 0, 0, 1], {}).values.tolist() == [1.0, 12.0, 12.0, 0.0]
     skipped = WeightedRewards([if_long, never])(SEQUENCES, [0, 0, 0, 1], {}).values
