@@ -55,7 +55,7 @@ def test_duplicates_are_scored_once_and_each_has_its_cache():
 
 
 def test_workers():
-    with WeightedRewards({"one": Reward(mixed, workers=1), "two": Reward(obey, workers=1)}, [1, -1]) as rewards:
+    with WeightedRewards({"one": Reward(mixed, workers=1), "two": obey}, [1, -1]) as rewards:
         scores = rewards([[3, 4], [], [5]], [0, 1, 2], {"weight": [3.0, 1.0, 6.0]}, [True, True, False])
         assert scores.values.tolist() == [7.0 - 7.0, 0.0, 9.0 - 5.0]
 

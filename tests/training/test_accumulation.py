@@ -109,7 +109,7 @@ def test_epochs_and_the_last_update_of_an_epoch():
     assert [m.reward for m in whole.run(epochs=2)] == pytest.approx([m.reward for m in metrics], rel=1e-6)
 
 
-@pytest.mark.parametrize("updates", [1, 2, 3])
+@pytest.mark.parametrize("updates", [2, 3])  # at the end of an epoch, and inside one
 def test_a_resumed_training_goes_on_where_it_was(updates: int):
     def trainer() -> Trainer:
         return make_trainer("rloo-3:baseline=fitted", batch_size=2, accumulate=3, ema_decay=0.9, mle_weight=0.1)
@@ -136,7 +136,7 @@ def test_too_few_batches_are_told():
 # By enumeration: temperature, divergence, entropy, micro-batches and accumulation together
 
 
-def deviations(name: str, updates: int, contexts: int = 60, batches: int = 5) -> Tensor:
+def deviations(name: str, updates: int, contexts: int = 150, batches: int = 2) -> Tensor:
     """How far the mean gradient of accumulated micro-batches is from the exact one, in standard errors."""
     problem = problem_of(name)
     reference, temperature, kl, entropy = another(problem.policy), 1.7, 0.3, 0.2

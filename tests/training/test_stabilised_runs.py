@@ -3,6 +3,7 @@
 import os
 import signal
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from corollout.training.start import create_finetuning, create_pretraining, resu
 from corollout.weights import read_weights
 from tests.support.commands import output, refusal
 from tests.support.repeat_task import ModelSettings
+from tests.training.test_kill import KILLS, assert_same, kill_often
 
 TASK = "tests.support.repeat_task"
 EVERYTHING = FinetuneSettings(
@@ -89,6 +91,16 @@ def test_a_run_that_is_stopped_reaches_the_same_bits(tmp_path: Path, start: Path
     assert untimed(whole) == untimed(tmp_path / "run")
     best = [read_weights(Run.open(path).best)[0] for path in (whole, tmp_path / "run")]
     assert all(torch.equal(tensor, best[1][name]) for name, tensor in best[0].items())
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_a_run_that_is_killed_often_reaches_the_same_bits(tmp_path: Path, start: Path, kills: int):
+    settings = replace(EVERYTHING, budget=60.0 * kills, evaluate_every=25.0, patience=0)
+    for name in ("whole", "killed"):
+        create_finetuning(tmp_path / name, start, settings, MachineSettings())
+    resume_run(tmp_path / "whole")
+    assert kill_often(tmp_path / "killed", kills) >= 1
+    assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_everything_is_recorded(whole: Path):
