@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from corollout.estimators import estimate_gradient, make_estimator, pseudo_actions
     from corollout.noise import Noise
     from corollout.policies import Policy
-    from corollout.rewards import Reward
+    from corollout.rewards import Reward, WeightedRewards
     from corollout.rollouts import Engine
     from corollout.training import (
         Estimate,
@@ -35,7 +35,7 @@ else:  # PyTorch takes seconds to import: the command line must answer before
             "estimators": "estimate_gradient make_estimator pseudo_actions",
             "noise": "Noise",
             "policies": "Policy",
-            "rewards": "Reward",
+            "rewards": "Reward WeightedRewards",
             "rollouts": "Engine",
             "training": "Estimate MLETrainer Probe Run Schedule Trainer estimate evaluate fit pretrain probe_variance",
         },
@@ -61,6 +61,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Trainer",
+    "WeightedRewards",
     "estimate",
     "estimate_gradient",
     "estimators",

@@ -28,11 +28,18 @@ Callback = Callable[[Event], None]
 
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The entries of a record that are numbers, but for the update, which says when they were measured."""
+    """The entries of a record that are numbers, but for the update, which says when they were measured.
+
+    Those of an entry that is a mapping are called "entry/name".
+    """
+    named = {name: value for name, value in record.items() if name != "update" and not isinstance(value, Mapping)}
+    for entry, mapping in record.items():
+        if isinstance(mapping, Mapping):
+            named |= {f"{entry}/{name}": value for name, value in mapping.items()}
     return {
         name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name != "update"
+        for name, value in named.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 

@@ -89,7 +89,7 @@ class MLflow(Logger):
 class Lines(Logger):
     """A line of text now and then: at each evaluation, and for updates at most once every so many seconds."""
 
-    SHOWN = ("reward", "loss", "entropy", "kl", "mean_length", "gradient_norm")
+    SHOWN = ("reward", "loss", "mle_loss", "entropy", "kl", "mean_length", "gradient_norm")
 
     def __init__(self, seconds: float | int = 10.0, stream: Any = None):
         self._seconds, self._stream = seconds, stream
@@ -107,7 +107,7 @@ class Lines(Logger):
         self._last = time.monotonic()
         named = {name.partition("/")[2]: value for name, value in numbers.items()}
         is_update = next(iter(numbers), "").startswith("update/")
-        shown = [name for name in (self.SHOWN if is_update else named) if name in named]
+        shown = [name for name in named if not is_update or name in self.SHOWN or name.startswith("rewards/")]
         words = (f"{name.replace('_', ' ')} {named[name]:.4g}" for name in shown)
         self._print(f"update {update:,}: {', '.join(words)}")
 

@@ -1,6 +1,6 @@
 """One gradient estimate for one example, taken apart: what was sampled, its rewards, and what each of them did."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -198,19 +198,33 @@ def inspect_run(settings: InspectSettings) -> Inspection:
     make_estimator(estimator)  # an unknown name is reported before anything is loaded
     task, engine = open_run(settings.run, settings.weights)
     return inspect_example(
-        task, engine, settings.split, settings.index, estimator, finetuning.get("reward"), settings.seed
+        task,
+        engine,
+        settings.split,
+        settings.index,
+        estimator,
+        finetuning.get("reward"),
+        settings.seed,
+        finetuning.get("reward_weights", ()),
     )
 
 
 def inspect_example(
-    task: Task, engine: Engine, split: str, index: int, estimator: str, reward: str | None = None, seed: int = 0
+    task: Task,
+    engine: Engine,
+    split: str,
+    index: int,
+    estimator: str,
+    reward: str | None = None,
+    seed: int = 0,
+    reward_weights: Sequence[float] = (),
 ) -> Inspection:
     """Take apart an estimate for one example of a split, by default with the task's default reward."""
     examples = task.split(split)
     view = task.view(split, examples, index)
     made, reward = make_estimator(estimator), reward or task.rewards[0]
     batch = examples.columns.batch([index], task.device)
-    sample = estimate(engine, batch, task.reward(reward, examples), made, Noise(seed))
+    sample = estimate(engine, batch, task.weighted_reward(reward, reward_weights, examples), made, Noise(seed))
     return Inspection(view, estimator, reward, seed, take_apart(sample), sample.cost, made.note_for_one_context)
 
 

@@ -19,10 +19,10 @@ from corollout.lab.store import Store, digest_of
 from corollout.lab.summary import Interval, Row, reference_error, squared_norm, summarise
 from corollout.noise import Noise
 from corollout.policies import TreeHead
-from corollout.rewards import Reward, RewardFunction
+from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
 from corollout.training.base import policy_module
-from corollout.training.estimates import as_estimator, as_reward, estimate
+from corollout.training.estimates import as_estimator, estimate
 from corollout.types import Sampler
 
 # Labels of the seed's noise.
@@ -72,7 +72,7 @@ class Lab:
 def run_lab(
     engine: Engine,
     batch: Batch,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     estimators: Sequence[str] | Mapping[str, Estimator | str] | None = None,
     *,
     batches: Sequence[Batch] = (),
@@ -176,7 +176,7 @@ def run_lab(
 
 
 @torch.no_grad()
-def _try_all(engine: Engine, batch: Batch, reward: Reward, estimators: Mapping[str, Estimator]) -> None:
+def _try_all(engine: Engine, batch: Batch, reward: AnyReward, estimators: Mapping[str, Estimator]) -> None:
     """Refuse estimators that do not suit the policy before anything is measured."""
     if len(batch) == 0:
         raise InputError("the batch is empty: there is no gradient to estimate")

@@ -21,7 +21,7 @@ from corollout.estimators import RLOO, Adaptive, Estimator
 from corollout.events import Callback, Progress, ignore
 from corollout.lab.settings import BLOCKS
 from corollout.noise import Noise
-from corollout.rewards import Reward, RewardFunction
+from corollout.rewards import AnyReward
 from corollout.rollouts import Engine
 from corollout.training.base import Gradient, GradientStatistics
 from corollout.training.estimates import Estimate, as_estimator, estimate
@@ -38,7 +38,7 @@ Products = Float[np.ndarray, "block block"]
 
 
 def _draw(
-    engine: Engine, batch: Batch, reward: Reward | RewardFunction, estimator: Estimator, noise: Noise
+    engine: Engine, batch: Batch, reward: AnyReward, estimator: Estimator, noise: Noise
 ) -> tuple[Estimate, Gradient, float]:
     """An estimate, its gradient, and the seconds that both took; the parameters' ``.grad`` are left as they were."""
     with gradient_source(engine, batch, reward) as draw:
@@ -82,7 +82,7 @@ def between_blocks(products: Products) -> float:
 def make_reference(
     engine: Engine,
     batch: Batch,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     estimator: Estimator | str,
     estimates: int,
     noise: Noise,
@@ -138,7 +138,7 @@ class Measurement:
 def measure(
     engine: Engine,
     batch: Batch,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     estimator: Estimator | str,
     estimates: int,
     noise: Noise,
@@ -215,7 +215,7 @@ class BatchVariance:
 
 
 def measure_batches(
-    engine: Engine, batches: Sequence[Batch], reward: Reward, estimator: str, noise: Noise, on_event: Callback
+    engine: Engine, batches: Sequence[Batch], reward: AnyReward, estimator: str, noise: Noise, on_event: Callback
 ) -> list[float]:
     """The distances of one estimate for each batch."""
     made, statistics = as_estimator(estimator), GradientStatistics()
@@ -229,7 +229,7 @@ def measure_batches(
 def time_rounds(
     engine: Engine,
     batch: Batch,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     estimators: Mapping[str, Estimator | str],
     rounds: int,
     noise: Noise,
@@ -264,7 +264,7 @@ class PolicyFacts:
 
 
 @torch.no_grad()
-def policy_facts(engine: Engine, batch: Batch, reward: Reward | RewardFunction, noise: Noise) -> PolicyFacts:
+def policy_facts(engine: Engine, batch: Batch, reward: AnyReward, noise: Noise) -> PolicyFacts:
     """Facts about the policy, from a few sequences of each context."""
     sample = estimate(engine, batch, reward, RLOO(SEQUENCES), noise)
     drawn = sample.trajectories

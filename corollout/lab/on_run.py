@@ -72,7 +72,8 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
         load_weights(run, weights, engine)
     finetuning = run.section("finetune")
     reward_name = settings.reward or finetuning.get("reward") or task.rewards[0]
-    reward = task.reward(reward_name)
+    weights = () if settings.reward else finetuning.get("reward_weights", ())
+    reward = task.weighted_reward(reward_name, weights)
     examples = min(settings.examples or finetuning.get("batch_size") or EXAMPLES, len(task.train))
     batch = task.train.columns.batch(range(examples), task.device)
     others = task.train.columns.epoch(examples, Noise(settings.seed), task.device)

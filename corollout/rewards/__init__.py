@@ -1,5 +1,6 @@
-"""Rewards: any function of generated sequences and data set columns, scored once per distinct sequence."""
+"""Rewards: functions of generated sequences, made ready for use; several of them weighted."""
 
 from corollout.rewards.function import Reward, RewardFunction, Scores
+from corollout.rewards.weighted import AnyReward, WeightedRewards, as_reward
 
-__all__ = ["Reward", "RewardFunction", "Scores"]
+__all__ = ["AnyReward", "Reward", "RewardFunction", "Scores", "WeightedRewards", "as_reward"]

@@ -26,7 +26,7 @@ import pickle
 import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -54,10 +54,12 @@ class Scores:
 
     `values` is float64, and NaN for a sequence that the function skipped by returning None. `calls` counts
     the sequences on which the function was evaluated: duplicates and cached results are not among them.
+    `parts` are the values of each of several rewards by name, before they are weighted; of one there are none.
     """
 
     values: Float[Tensor, " sequence"]
     calls: int
+    parts: Mapping[str, Float[Tensor, " sequence"]] = field(default_factory=dict)
 
 
 class Reward:

@@ -101,9 +101,8 @@ class Engine:
                 f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length, max_rows and drop_every ≥ 1, "
                 f"not {max_length}, {max_rows} and {drop_every}"
             )
-        require_temperature(temperature)
-        self.temperature, self.compile_step = temperature, compile_step
-        self.use(policy)
+        self.compile_step = compile_step
+        self.use(policy, temperature)
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
@@ -111,8 +110,11 @@ class Engine:
         self.output_width: int | None = None  # of the policy's outputs, once it has put out something
         self.prompts: Int64[Tensor, "context token"] | None = None  # that sequences begin with, if there are any
 
-    def use(self, policy: Policy) -> None:
-        """Sample from this policy, with the settings as they are."""
+    def use(self, policy: Policy, temperature: float | int | None = None) -> None:
+        """Sample from this policy, at another temperature if one is given, with the settings as they are."""
+        if temperature is not None:
+            require_temperature(temperature)
+            self.temperature = temperature
         self.policy = policy
         self.model: Policy = policy if self.temperature == 1 else Tempered(policy, self.temperature)
         """What is computed: the policy, at the temperature."""

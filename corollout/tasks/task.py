@@ -19,7 +19,7 @@ from corollout.data import Columns, Split, check_device
 from corollout.errors import InputError
 from corollout.events import Callback, ignore
 from corollout.files import digest_of
-from corollout.rewards import Reward
+from corollout.rewards import Reward, WeightedRewards
 from corollout.rollouts import Engine
 from corollout.rollouts.decoding import decode_scored
 from corollout.tasks.spec import SCALES, DataCheck, Metric, NoSettings, TaskSpec, find_task, task_names
@@ -40,6 +40,7 @@ __all__ = [
     "find_task",
     "mean_interval",
     "open_task",
+    "reward_names",
     "task_names",
 ]
 
@@ -88,6 +89,15 @@ class Task(ABC):
     @abstractmethod
     def reward(self, name: str, split: Split | None = None) -> Reward:
         """A reward for the examples of a split, by default the training split."""
+
+    def weighted_reward(
+        self, names: str, weights: Sequence[float] = (), split: Split | None = None
+    ) -> Reward | WeightedRewards:
+        """The reward of a name, or the weighted sum of those of several names, separated by commas."""
+        listed = reward_names(names) or list(self.rewards[:1])
+        if len(listed) == 1 and not weights:
+            return self.reward(listed[0], split)
+        return WeightedRewards({name: self.reward(name, split) for name in listed}, weights or None)
 
     def data_digest(self) -> str:
         """A digest of the training and validation data, by which a run notices that they have changed."""
@@ -138,6 +148,11 @@ class Task(ABC):
     ) -> tuple[Columns, Sequence[ExampleView]]:
         """Image files as examples, if the task captions images; ``network`` makes their features."""
         raise InputError("image files are for tasks that caption images: this run's task does not")
+
+
+def reward_names(names: str) -> list[str]:
+    """Names of rewards, separated by commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 @dataclass(frozen=True)

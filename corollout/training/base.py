@@ -1,8 +1,9 @@
 """What both trainers share: batches in a reproducible order, counts, a state to resume from, and gradients."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Generic, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from corollout.errors import InputError, PolicyError
 from corollout.events import Callback, ignore
 from corollout.noise import Noise
 from corollout.rollouts import Engine
+from corollout.training.averaging import WeightAverage
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import divides_gradients
@@ -23,14 +25,15 @@ from corollout.training.settings import Clock
 Metrics = TypeVar("Metrics")
 
 # What the seed's noise is used for.
-EXAMPLE_ORDER, ROLLOUTS, SCHEDULED_SAMPLING, PROBES = range(4)
+EXAMPLE_ORDER, ROLLOUTS, SCHEDULED_SAMPLING, PROBES, TARGET_ORDER = range(5)
 
 
 class BaseTrainer(Generic[Metrics]):
     """A trainer that can be stopped after any update and resumed, to the same weights bit for bit.
 
     A subclass makes one update in ``step``. ``seconds`` counts wall-clock time, or CPU time of this process, which
-    other work on the machine does not disturb; neither counts compilation.
+    other work on the machine does not disturb; neither counts compilation. An update reads ``accumulate`` batches, and
+    with ``ema_decay`` > 0 the weights that are evaluated and kept are a :class:`WeightAverage`.
     """
 
     def __init__(
@@ -45,12 +48,16 @@ class BaseTrainer(Generic[Metrics]):
         device: torch.device | str,
         clock: Clock,
         on_event: Callback = ignore,
+        accumulate: int = 1,
+        ema_decay: float = 0.0,
     ):
         policy = policy_module(engine)
         if batch_size < 1 or len(data) == 0:
             raise InputError(
                 f"training needs at least one example and a batch size ≥ 1, not {len(data)} and {batch_size}"
             )
+        if accumulate < 1:
+            raise InputError(f"accumulate must be at least 1 batch in an update, not {accumulate}")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise InputError(f"max_grad_norm must be a positive number or None, not {max_grad_norm}")
         if clock not in ("wall", "cpu"):
@@ -59,10 +66,12 @@ class BaseTrainer(Generic[Metrics]):
         self.engine, self.data, self.optimizer = engine, data, optimizer
         self.policy = policy
         self.batch_size, self.max_grad_norm, self.device = batch_size, max_grad_norm, device
+        self.accumulate = accumulate
         self.noise = Noise(seed)
         self.on_event = on_event
         self.updates, self.epochs, self.tokens, self.seconds = 0, 0, 0, 0.0
         self.parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        self.average = WeightAverage(self.parameters, ema_decay)
         self.now: Callable[[], float] = wall_time if clock == "wall" else cpu_time
         self._updates_in_epoch = 0
         self._batches: Iterator[Batch] | None = None
@@ -75,14 +84,26 @@ class BaseTrainer(Generic[Metrics]):
 
     @property
     def updates_per_epoch(self) -> int:
-        return -(-len(self.data) // self.batch_size)
+        return -(-len(self.data) // (self.batch_size * self.accumulate))
 
-    def next_batch(self) -> Batch:
-        """The batch of the next update; every epoch has its own order of examples."""
+    def next_batches(self) -> Iterator[Batch]:
+        """The batches of the next update: ``accumulate`` of them, or what is left of the epoch. Every epoch has its own
+        order of examples.
+        """
         if self._batches is None:
-            order = self.noise.fold(EXAMPLE_ORDER, self.epochs)
-            self._batches = self.data.epoch(self.batch_size, order, self.device, skip=self._updates_in_epoch)
-        return next(self._batches)
+            order, skip = self.noise.fold(EXAMPLE_ORDER, self.epochs), self._updates_in_epoch * self.accumulate
+            self._batches = self.data.epoch(self.batch_size, order, self.device, skip=skip)
+        return islice(self._batches, self.accumulate)
+
+    @property
+    def contexts_before(self) -> int:
+        """How many contexts the updates so far had, in all epochs."""
+        return self.epochs * len(self.data) + self._updates_in_epoch * self.batch_size * self.accumulate
+
+    @property
+    def next_contexts(self) -> int:
+        """How many contexts the next update has."""
+        return min(self.batch_size * self.accumulate, (self.epochs + 1) * len(self.data) - self.contexts_before)
 
     def clip_gradients(self) -> float:
         """Scale the gradients down to ``max_grad_norm``; return their norm before."""
@@ -134,6 +155,7 @@ class BaseTrainer(Generic[Metrics]):
         """Count an update that began at a time of ``now``."""
         self.seconds += self.now() - started
         self.updates += 1
+        self.average.add(self.updates)
         self._updates_in_epoch += 1
         if self._updates_in_epoch == self.updates_per_epoch:
             self.epochs, self._updates_in_epoch, self._batches = self.epochs + 1, 0, None
@@ -154,10 +176,9 @@ class BaseTrainer(Generic[Metrics]):
         while all(getattr(self, name) < limit for name, limit in given.items()):
             yield self.step()
 
-    @contextmanager
-    def eval_weights(self) -> Generator[None, None, None]:
-        """Inside, the policy has the weights that are evaluated and kept: by default those of the last update."""
-        yield
+    def eval_weights(self) -> AbstractContextManager[None]:
+        """Inside, the policy has the weights that are evaluated and kept: the average, or those of the last update."""
+        return self.average.in_use()
 
     def state(self) -> State:
         """Everything that the next update depends on, except for the data and the arguments."""
@@ -179,7 +200,7 @@ class BaseTrainer(Generic[Metrics]):
         if loop["per_epoch"] != self.updates_per_epoch:
             raise InputError(
                 f"the state comes from a training with {loop['per_epoch']} updates per epoch, but this one has "
-                f"{self.updates_per_epoch}: the data or the batch size has changed"
+                f"{self.updates_per_epoch}: the data, the batch size or accumulate has changed"
             )
         load_policy(self.policy, parts["policy"].tensors, "the state")
         restore_optimizer(self.optimizer, dict(self.policy.named_parameters()), parts["optimizer"])

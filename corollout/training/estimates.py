@@ -1,5 +1,6 @@
 """A gradient estimate, from a batch of contexts to gradients: sample, plan, complete, reward, score."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +15,10 @@ from corollout.errors import InputError
 from corollout.estimators import Adaptive, Estimator, Plan, make_estimator
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode
-from corollout.rewards import Reward, RewardFunction
+from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
 from corollout.rollouts.watch import Look, Reads
-from corollout.training.metrics import RewardNumbers, equal_share
+from corollout.training.metrics import RewardNumbers
 from corollout.training.micro_batches import MicroScoring
 from corollout.training.regularisation import Penalty, Regulariser
 from corollout.training.scoring import Scoring, check_scores, score, score_rows
@@ -40,12 +41,16 @@ class Estimate:
     memory: Any
     seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
     penalty: Penalty | None = None
+    reward_parts: Mapping[str, Float[Tensor, " source"]] = field(default_factory=dict)  # each of several rewards
 
-    def backward(self) -> None:
-        """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``."""
+    def backward(self, contexts: int | None = None) -> None:
+        """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``.
+
+        If the batch is a part of an update, ``contexts`` is the number of contexts of the whole update.
+        """
         started = wall_time()
         with evaluation_mode(self.engine.policy):
-            self.scoring.backward(-1 / max(self.contexts, 1))
+            self.scoring.backward(-1 / (contexts or self.contexts))
         self.seconds["backward"] = wall_time() - started
 
     def updated(self, estimator: Estimator) -> Estimator:
@@ -63,12 +68,6 @@ class Estimate:
     def reward_numbers(self) -> RewardNumbers:
         """The rewards of the main trajectories, without a penalty."""
         return RewardNumbers.of(self.own_rewards[: len(self.trajectories.tokens)].tolist())
-
-    @property
-    def equal_rewards(self) -> float:
-        """The share of contexts with several sequences, branches included, that all got the same reward."""
-        contexts = self.trajectories.contexts
-        return equal_share(self.own_rewards, torch.cat([contexts, contexts[self.plan.branches.parent]]), self.contexts)
 
     @property
     def logits(self) -> Float[Tensor, "row step vocab"]:
@@ -90,16 +89,18 @@ class Estimate:
 def estimate(
     engine: Engine,
     batch: Batch,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     estimator: Estimator | str,
     noise: Noise,
     *,
     check_score: bool = False,
     regulariser: Regulariser | None = None,
     micro_batch: int | None = None,
+    reward_weights: Sequence[float | int] | None = None,
 ) -> Estimate:
     """Estimate the gradient of the expected reward of a batch of contexts.
 
+    ``reward`` may be a list of rewards, or a mapping from names to them: their sum, weighted by ``reward_weights``.
     Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
     that was sampled. A ``regulariser`` takes its penalties off the rewards. With ``micro_batch``, so many contexts at a
     time are scored with a graph, which takes less memory and gives the same gradient. ``check_score`` compares what
@@ -108,7 +109,7 @@ def estimate(
     """
     if len(batch) == 0:
         raise InputError("the batch is empty: there is no gradient to estimate")
-    reward, estimator = as_reward(reward), as_estimator(estimator)
+    reward, estimator = as_reward(reward, reward_weights), as_estimator(estimator)
     policy, stopwatch = engine.policy, _Stopwatch()
     with evaluation_mode(policy):
         with torch.set_grad_enabled(micro_batch is None):
@@ -169,16 +170,13 @@ def estimate(
         detach(memory),
         stopwatch.seconds,
         penalty,
+        scores.parts,
     )
 
 
 def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:
     """What the rollout engine keeps of the logits for an estimator."""
     return partial(estimator.take_notes, noise=noise) if estimator.reads == "notes" else estimator.reads
-
-
-def as_reward(reward: Reward | RewardFunction) -> Reward:
-    return reward if isinstance(reward, Reward) else Reward(reward)
 
 
 def as_estimator(estimator: Estimator | str) -> Estimator:

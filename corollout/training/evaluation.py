@@ -1,5 +1,6 @@
 """The reward that a policy earns on a data set."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -7,26 +8,29 @@ import torch
 from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.noise import Noise
-from corollout.rewards import Reward, RewardFunction
+from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
-from corollout.training.estimates import as_reward
 from corollout.types import Sampler
 
 
 def evaluate(
     engine: Engine,
     data: Columns,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     *,
     mode: Literal["greedy", "sample"] = "greedy",
     seed: int = 0,
     batch_size: int = 256,
     device: torch.device | str = "cpu",
+    reward_weights: Sequence[float | int] | None = None,
 ) -> float:
-    """The mean reward of greedy sequences, or of sampled ones, over a data set; skipped ones are left out."""
+    """The mean reward of greedy sequences, or of sampled ones, over a data set; skipped ones are left out.
+
+    Several rewards are added up, weighted by ``reward_weights``.
+    """
     if len(data) == 0:
         raise InputError("there is no example to evaluate on")
-    reward = as_reward(reward)
+    reward = as_reward(reward, reward_weights)
     values = []
     for index in torch.arange(len(data)).split(batch_size):
         batch = data.batch(index, device)

@@ -1,4 +1,4 @@
-"""Fine-tuning on a reward. ``Trainer.step`` makes an update: batch, estimate, backward, clip, step, metrics."""
+"""Fine-tuning on a reward. ``Trainer.step`` makes an update: batches, estimates, backward, clip, step, metrics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -14,17 +14,19 @@ from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto, Estimator, make_estimator
 from corollout.events import Callback, Event, ignore, warning
 from corollout.noise import Noise
-from corollout.rewards import Reward, RewardFunction
+from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
-from corollout.training.base import PROBES, ROLLOUTS, BaseTrainer, load_policy
+from corollout.training.base import PROBES, ROLLOUTS, TARGET_ORDER, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
-from corollout.training.estimates import as_estimator, as_reward, estimate
-from corollout.training.metrics import Metrics, peak_memory, rollouts_by_depth, rollouts_by_step
+from corollout.training.estimates import as_estimator, estimate
+from corollout.training.imitation import Imitation
+from corollout.training.metrics import Metrics, peak_memory
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import require_scheduler
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.settings import Clock
+from corollout.training.update_totals import UpdateTotals
 from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Cost
 
@@ -32,26 +34,30 @@ from corollout.types import Cost
 class Trainer(BaseTrainer[Metrics]):
     """Fine-tunes a policy: ``for metrics in Trainer(…).run(updates=100): …``.
 
-    ``reward`` may be a plain function and ``estimator`` a name. Gradients are clipped to the norm ``max_grad_norm``, in
+    ``reward`` may be a plain function, or several of them in a list or by name, whose sum is weighted by
+    ``reward_weights``; ``estimator`` may be a name. Gradients are clipped to the norm ``max_grad_norm``, in
     the same way for every estimator, and measured before. An example's noise depends on the seed, its id and the epoch.
 
     Every ``probe_every`` updates, variance and cost of the current estimator and of those in ``probes`` are measured on
     a few batches and reported as an event. That costs as much as some more updates, and is not counted in ``seconds``,
     ``tokens`` or reward calls. What the estimator "auto" spends on its choices is.
 
-    With ``micro_batch``, so many contexts at a time are scored with a graph: less memory, the same gradient. A
-    ``scheduler`` of PyTorch makes a step after every update.
+    With ``accumulate``, the estimates for so many batches make one update. With ``micro_batch``, so many contexts at a
+    time are scored with a graph: less memory, the same gradient. A ``scheduler`` of PyTorch makes a step after every
+    update. With ``ema_decay`` > 0 the weights that are evaluated and kept are an exponential moving average.
 
     ``kl`` takes that many times the divergence from a ``reference`` policy, by default the policy as it is now, off the
     objective (:class:`KL` steers it to a target), and ``entropy`` adds that many times the entropy of a sequence, in
     nats. Both are a part of every reward, so that estimates stay unbiased; metrics show rewards without them.
+    ``mle_weight`` adds that many times the mean log-likelihood of the column ``target``, of the data or of
+    ``mle_data``.
     """
 
     def __init__(
         self,
         engine: Engine,
         data: Columns,
-        reward: Reward | RewardFunction,
+        reward: AnyReward,
         estimator: Estimator | str,
         optimizer: torch.optim.Optimizer,
         *,
@@ -63,18 +69,23 @@ class Trainer(BaseTrainer[Metrics]):
         clock: Clock = "wall",
         probe_every: int = 0,
         probes: Sequence[str] = (),
+        accumulate: int = 1,
         micro_batch: int | None = None,
         scheduler: LRScheduler | None = None,
         kl: KL | float | None = None,
         reference: nn.Module | None = None,
         entropy: float = 0.0,
+        mle_weight: float | int = 0.0,
+        mle_data: Columns | None = None,
+        ema_decay: float = 0.0,
+        reward_weights: Sequence[float | int] | None = None,
         on_event: Callback = ignore,
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
-            clock=clock, on_event=on_event,
+            clock=clock, on_event=on_event, accumulate=accumulate, ema_decay=ema_decay,
         )  # fmt: skip
-        self.reward, self.estimator = as_reward(reward), as_estimator(estimator)
+        self.reward, self.estimator = as_reward(reward, reward_weights), as_estimator(estimator)
         self.variance, self._sketch = RunningVariance(variance_decay), GradientSketch(self.parameters)
         self.cost = Cost()
         self.probe_every = probe_every
@@ -88,35 +99,45 @@ class Trainer(BaseTrainer[Metrics]):
         self.regulariser: Regulariser | None = None
         if kl is not None or entropy or reference is not None:
             self.regulariser = Regulariser(engine, as_kl(kl), entropy, reference)
+        self.imitation: Imitation | None = None
+        if mle_weight:
+            self.imitation = Imitation(engine, mle_weight, data, mle_data, self.noise.fold(TARGET_ORDER), micro_batch)
+        elif mle_data is not None:
+            raise InputError("mle_data are targets to imitate beside the reward: set mle_weight, too")
 
     def step(self) -> Metrics:
         started, seconds, tokens = self.now(), self.seconds, self.tokens
-        epoch, batch = self.epochs, self.next_batch()
+        epoch, contexts = self.epochs, self.next_contexts
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
             self._choose_estimator(self.estimator)
-        noise = self.noise.fold(ROLLOUTS, epoch)
-        sample = estimate(
-            self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
-            regulariser=self.regulariser, micro_batch=self.micro_batch,
-        )  # fmt: skip
+        trained, totals, noise = self.estimator, UpdateTotals(), self.noise.fold(ROLLOUTS, epoch)
+        log_likelihood, done = 0.0, self.contexts_before
         self.optimizer.zero_grad(set_to_none=True)
-        sample.backward()
+        for batch in self.next_batches():
+            sample = estimate(
+                self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
+                regulariser=self.regulariser, micro_batch=self.micro_batch,
+            )  # fmt: skip
+            sample.backward(contexts)
+            if self.imitation is not None:
+                log_likelihood += self.imitation.backward(batch, done, contexts, self.device)
+            totals.add(sample)
+            trained, done = sample.updated(trained), done + len(batch)
         gradient, norm = self._sketch.with_norm()
         self.clip_to_norm(norm)
         rate = max(group["lr"] for group in self.optimizer.param_groups)
         self.step_optimizer()
         if self.scheduler is not None:
             self.scheduler.step()
-        self.estimator = sample.updated(self.estimator)
-        if self.regulariser is not None and sample.penalty is not None:
-            self.regulariser.updated(sample.penalty)
+        self.estimator = trained
+        if self.regulariser is not None and totals.divergence is not None:
+            self.regulariser.steer(totals.divergence)
         self.count_update(started)
-        self.cost += sample.cost
+        self.cost += totals.cost
         self.tokens = self.cost.tokens
         if self.probe_every and self.updates % self.probe_every == 0:
             self._probe_estimators()
-        trajectories, branches = sample.trajectories, sample.plan.branches
-        rewards, rows = sample.reward_numbers, max(len(trajectories.tokens), 1)
+        rewards = totals.rewards
         metrics = Metrics(
             update=self.updates,
             epoch=epoch,
@@ -124,18 +145,20 @@ class Trainer(BaseTrainer[Metrics]):
             reward_std=rewards.std,
             reward_min=rewards.least,
             reward_max=rewards.largest,
-            equal_rewards=sample.equal_rewards,
+            rewards=totals.reward_means,
+            equal_rewards=totals.equal_rewards,
             gradient_norm=norm,
             learning_rate=float(rate),
             clipped=float(self.max_grad_norm is not None and norm > self.max_grad_norm),
             gradient_variance=self.variance.add(gradient),
-            rollouts_per_step=sample.cost.rollouts / max(sample.cost.main_tokens, 1),
-            rollouts_by_step=rollouts_by_step(trajectories, branches),
-            rollouts_by_depth=rollouts_by_depth(trajectories, branches),
-            mean_length=sample.cost.main_tokens / rows,
-            cut=1 - float(trajectories.finished.sum()) / rows,
-            entropy=-float(trajectories.log_probs.sum()) / max(sample.cost.main_tokens, 1),
-            kl=None if sample.penalty is None else sample.penalty.divergence,
+            rollouts_per_step=totals.rollouts_per_step,
+            rollouts_by_step=totals.rollouts_by_step,
+            rollouts_by_depth=totals.rollouts_by_depth,
+            mean_length=totals.mean_length,
+            cut=totals.cut,
+            entropy=totals.entropy,
+            mle_loss=None if self.imitation is None else -log_likelihood / contexts,
+            kl=totals.divergence,
             tokens=self.tokens,
             scored_tokens=self.cost.scored_tokens,
             saved_tokens=self.cost.saved_tokens,
@@ -148,8 +171,10 @@ class Trainer(BaseTrainer[Metrics]):
             self.on_event(warning(text))
         return metrics
 
-    def warm_up_bookkeeping(self) -> None:
+    def warm_up_bookkeeping(self, batch: Batch) -> None:
         """What an update does with its gradients besides, for nothing, so that it is compiled."""
+        if self.imitation is not None:
+            self.imitation.backward(batch, 0, len(batch), self.device)
         gradient, _ = self._sketch.with_norm()
         total_norm(self.parameters)
         variance = RunningVariance()
@@ -192,6 +217,7 @@ class Trainer(BaseTrainer[Metrics]):
     def extra_state(self) -> State:
         moments = {"mean": self.variance.mean, "square": self.variance.square}
         tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
+        tensors |= self.average.tensors()
         if isinstance(self.estimator, Adaptive):
             tensors |= {_ESTIMATOR + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
         values: dict[str, Any] = {
@@ -206,6 +232,7 @@ class Trainer(BaseTrainer[Metrics]):
 
     def load_extra_state(self, state: State) -> None:
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
+        self.average.load(tensors)
         self.cost = Cost(**state.values["cost"])
         if "watchdog" in state.values:
             self.watchdog.load(state.values["watchdog"])

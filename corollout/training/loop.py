@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from corollout.errors import InputError, Interrupted
@@ -11,7 +12,7 @@ from corollout.events import Callback, Event, ignore, warning
 from corollout.signals import deferred_stops
 from corollout.training.base import BaseTrainer
 from corollout.training.checkpoints import State, join_states, split_state
-from corollout.training.runs import Run
+from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import Unit
 from corollout.weights import read_weights, write_weights
 
@@ -53,7 +54,7 @@ class _Progress:
 
 def fit(
     trainer: BaseTrainer[Any],
-    run: Run,
+    run: Run | Path | str,
     schedule: Schedule,
     evaluate: Callable[[], Mapping[str, float]],
     metric: str,
@@ -62,10 +63,15 @@ def fit(
 ) -> dict[str, Any]:
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
 
+    ``run`` may be a directory: if there is a run in it, that is resumed, otherwise one is created there.
     ``evaluate`` is called before the first update, at the points of the schedule and at the end; its entry ``metric``
     decides which weights are kept as the best. A signal that asks to stop takes effect after the current update, or in
     the middle of an evaluation, which the resumed run then repeats.
     """
+    if not isinstance(run, Run):
+        has_run = (Path(run) / CONFIG).exists()
+        with Run.open(run, resume=True) if has_run else Run.create(run, {}) as opened:
+            return fit(trainer, opened, schedule, evaluate, metric, on_event=on_event)
     if (summary := run.summary) is not None:
         return summary
 

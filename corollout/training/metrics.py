@@ -3,6 +3,7 @@
 import math
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from corollout.types import Branches, Trajectories
 
@@ -27,6 +29,7 @@ class Metrics:
     reward_std: float
     reward_min: float
     reward_max: float
+    rewards: dict[str, float]  # the mean of each of several rewards by name, before it is weighted
     equal_rewards: float  # share of the contexts with several sequences, branches included, that all got one reward
     gradient_norm: float  # before clipping
     learning_rate: float  # the largest of the optimizer's groups
@@ -38,6 +41,7 @@ class Metrics:
     mean_length: float
     cut: float  # share of the main trajectories that were cut at the maximal length
     entropy: float  # of the policy, in nats a token, estimated by the main trajectories
+    mle_loss: float | None  # minus the mean log-likelihood of the targets, in nats a sequence; None without imitation
     kl: float | None  # from the reference, in nats a sequence, estimated by the main trajectories; None without one
     tokens: int  # generated so far; a prefix that sequences share counts once
     scored_tokens: int  # computed with gradient so far
@@ -66,18 +70,16 @@ class RewardNumbers(NamedTuple):
         return cls(mean, math.sqrt(variance), min(known), max(known))
 
 
-def equal_share(rewards: Float[Tensor, " source"], contexts: Int64[Tensor, " source"], count: int) -> float:
-    """Of the contexts with several rewards, the share whose rewards are all equal; NaN if there are none of those."""
+def count_equal(rewards: Float[Tensor, " source"], contexts: Int64[Tensor, " source"], count: int) -> tuple[int, int]:
+    """How many contexts have several rewards that are all equal, and how many have several."""
     values, owners = rewards.cpu().numpy(), contexts.cpu().numpy()
     known = ~np.isnan(values)
     values, owners = values[known], owners[known]
     several = np.bincount(owners, minlength=count) > 1
-    if not several.any():
-        return math.nan
     example = np.empty(count, values.dtype)
     example[owners] = values  # one of each context's rewards
     unequal = np.bincount(owners, values != example[owners], minlength=count)
-    return float((unequal[several] == 0).mean())
+    return int((several & (unequal == 0)).sum()), int(several.sum())
 
 
 def peak_memory(device: torch.device | str) -> float:
@@ -88,23 +90,31 @@ def peak_memory(device: torch.device | str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def rollouts_by_step(trajectories: Trajectories, branches: Branches) -> list[float]:
-    """Branches that depart at each step, per main trajectory that reaches it."""
+# How many branches depart at each step or depth, and from how many places they could.
+Departures = Int64[Tensor, "2 _"]
+
+
+def departures_by_step(trajectories: Trajectories, branches: Branches) -> Departures:
+    """Branches that depart at each step, and main trajectories that reach it."""
     lengths = trajectories.lengths
     steps = trajectories.tokens.shape[1] if len(lengths) else 0
-    if len(branches) == 0:
-        return [0.0] * steps
     reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
-    departing = torch.bincount(branches.step, minlength=steps)
-    return [round(mean, 4) for mean in (departing[:steps] / reaching).tolist()]
+    return torch.stack([torch.bincount(branches.step, minlength=steps)[:steps], reaching])
 
 
-def rollouts_by_depth(trajectories: Trajectories, branches: Branches) -> list[float]:
-    """Branches that leave a token's path at each depth of a tree, per token that decides there; [] without a tree."""
+def departures_by_depth(trajectories: Trajectories, branches: Branches) -> Departures:
+    """Branches that leave a token's path at each depth of a tree, and tokens that decide there; none without a tree."""
     decisions = trajectories.decisions
     if decisions is None:
-        return []
+        return trajectories.lengths.new_zeros(2, 0)
     cell = (branches.parent, branches.step)
     departing = ((decisions.other[cell] == branches.token[:, None]) & decisions.valid[cell]).sum(0)
     reaching = (decisions.valid & trajectories.mask[:, :, None]).sum((0, 1))
-    return [round(mean, 4) for mean in (departing / reaching.clamp(min=1)).tolist()]
+    return torch.stack([departing, reaching])
+
+
+def departure_rates(counts: Sequence[Departures]) -> list[float]:
+    """Branches per place at each step or depth, over several estimates."""
+    width = max(part.shape[1] for part in counts)
+    total = torch.stack([pad(part, (0, width - part.shape[1])) for part in counts]).sum(0)
+    return [round(rate, 4) for rate in (total[0] / total[1].clamp(min=1)).tolist()]

@@ -1,30 +1,25 @@
 """Maximum likelihood by teacher forcing: how policies are trained before they are fine-tuned."""
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.events import Callback, ignore
 from corollout.noise import FREE, MAIN, uniform
 from corollout.policies import detach, evaluation_mode
-from corollout.policies.protocol import SOFTMAX, head_of
-from corollout.policies.read_out import PrefixCredits, read_out_backward
-from corollout.prefix_tree import PrefixTree
+from corollout.policies.protocol import head_of
 from corollout.rollouts import Engine
 from corollout.training.base import SCHEDULED_SAMPLING, BaseTrainer
 from corollout.training.checkpoints import State
+from corollout.training.likelihood import likelihood_backward, teacher_forcing
 from corollout.training.settings import Clock
-from corollout.types import full_precision
 
 _COIN = FREE  # the noise that decides whose token is fed
 _INCREASE = 0.05
-_WARM_UP = 10  # updates: at first the moving average forgets faster
 
 
 @dataclass(frozen=True)
@@ -90,22 +85,18 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
-            clock=clock, on_event=on_event,
+            clock=clock, on_event=on_event, ema_decay=ema_decay,
         )  # fmt: skip
         if target not in data.columns:
             raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
-        if not 0 <= ema_decay < 1:
-            raise InputError(f"ema_decay must be in [0, 1), not {ema_decay}")
         self.target = target
         self.decay = decay or LearningRateDecay()
         self.scheduled_sampling = scheduled_sampling or ScheduledSampling()
-        self.ema_decay = ema_decay
-        self._averages = [p.detach().clone() for p in self.parameters] if ema_decay else []
         self._learning_rates = [group["lr"] for group in optimizer.param_groups]
 
     def step(self) -> MLEMetrics:
         started = self.now()
-        epoch, batch = self.epochs, self.next_batch()
+        epoch, batch = self.epochs, next(self.next_batches())
         for group, rate in zip(self.optimizer.param_groups, self._learning_rates, strict=True):
             group["lr"] = rate * self.decay.at(epoch)
         inputs, targets = teacher_forcing(self.engine, batch.columns[self.target], self.device)
@@ -114,46 +105,13 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         if (probability := self.scheduled_sampling.at(epoch)) > 0:
             inputs = self._sample_inputs(detach(memory), inputs, batch.examples, probability)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(memory, inputs, targets)
+        count = int((targets >= 0).sum())
+        loss = -likelihood_backward(self.engine, memory, inputs, targets, 1 / count) / count
         norm = self.clip_gradients()
         self.step_optimizer()
-        self.tokens += int((targets >= 0).sum())
+        self.tokens += count
         self.count_update(started)
-        self._average_weights()
         return MLEMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
-
-    def _backward(self, memory: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """Back-propagate minus the mean log-probability of the target tokens, and return it."""
-        policy: Any = self.engine.policy
-        head, mask = head_of(policy), targets >= 0  # without a temperature, which is for rewards
-        if not hasattr(policy, "hidden_states"):
-            loss = self._loss(policy.score(memory, inputs), targets)
-            loss.backward()
-            return loss.item()
-        # Only where there are targets.
-        tree = PrefixTree.chains(inputs, mask.sum(1))
-        step, row = mask.t().nonzero(as_tuple=True)
-        tokens = targets[row, step]
-        hidden = policy.hidden_states(memory, tree)
-        if head is not SOFTMAX:
-            logits = head.logits(hidden[:, None], tokens[:, None])
-            loss = -head.log_probs(logits, tokens[:, None]).mean()
-            loss.backward()
-            return loss.item()
-        share = torch.full_like(tokens, 1 / max(len(tokens), 1), dtype=full_precision(hidden[:0]).dtype)
-        credits = PrefixCredits(tree.node[row, step], tokens, share, "policy")
-        log_probs = torch.empty_like(share)
-        read_out_backward(hidden, policy.read_out(tree), credits, -1.0, log_probs=log_probs)
-        return -log_probs.mean().item()
-
-    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Minus the mean log-probability of the target tokens, from what the policy puts out at all steps."""
-        head = head_of(self.engine.policy)
-        if head is SOFTMAX:
-            return cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
-        mask = targets >= 0
-        tokens = torch.where(mask, targets, 0)
-        return -torch.where(mask, head.log_probs(head.logits(outputs, tokens), tokens), 0.0).sum() / mask.sum()
 
     @torch.no_grad()
     def _sample_inputs(
@@ -175,40 +133,11 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
                     inputs[rows, t + 1] = choice.tokens
         return inputs
 
-    @torch.no_grad()
-    def _average_weights(self) -> None:
-        decay = min(self.ema_decay, (1 + self.updates) / (_WARM_UP + self.updates))
-        for average, parameter in zip(self._averages, self.parameters, strict=bool(self._averages)):
-            average.lerp_(parameter, 1 - decay)
-
-    @contextmanager
-    def eval_weights(self) -> Generator[None, None, None]:
-        self._swap_weights()
-        try:
-            yield
-        finally:
-            self._swap_weights()
-
-    @torch.no_grad()
-    def _swap_weights(self) -> None:
-        """Exchange the weights and their averages, if there are any."""
-        for average, parameter in zip(self._averages, self.parameters, strict=bool(self._averages)):
-            current = parameter.clone()
-            parameter.copy_(average)
-            average.copy_(current)
-
     def extra_state(self) -> State:
-        return State({f"average/{i}": tensor.clone() for i, tensor in enumerate(self._averages)})
+        return State(self.average.tensors())
 
     def load_extra_state(self, state: State) -> None:
-        if len(state.tensors) != len(self._averages):
-            what = "with" if state.tensors else "without"
-            raise InputError(
-                f"the state comes from a training {what} a moving average of weights, but here ema_decay is "
-                f"{self.ema_decay}"
-            )
-        for i, tensor in enumerate(self._averages):
-            tensor.copy_(state.tensors[f"average/{i}"])
+        self.average.load(state.tensors)
 
 
 def pretrain(
@@ -220,15 +149,3 @@ def pretrain(
     """
     for metrics in MLETrainer(engine, data, optimizer, **options).run(epochs=epochs):
         yield metrics.loss
-
-
-def teacher_forcing(
-    engine: Engine, sequences: list[list[int]], device: torch.device | str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of teacher forcing, −1 where there is no target; sequences are cut at the maximum length."""
-    ended = [[*tokens, engine.eos][: engine.max_length] for tokens in sequences]
-    width = max(len(tokens) for tokens in ended)
-    targets = torch.tensor([tokens + [-1] * (width - len(tokens)) for tokens in ended], device=device)
-    start = torch.full_like(targets[:, :1], engine.bos)
-    inputs = torch.cat([start, targets[:, :-1]], 1)
-    return torch.where(inputs < 0, engine.eos, inputs), targets

@@ -1,15 +1,17 @@
 """The optimisers that the package itself makes, and what they can do."""
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from corollout.errors import InputError
 from corollout.text import quoted
+from corollout.training.settings import Decay
 
 _FUSED_DEVICES = ("cpu", "cuda")
 _FUSED_TYPES = (torch.float32, torch.float64)
@@ -20,6 +22,32 @@ def make_adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch
     parameters = list(parameters)
     fused = all(p.device.type in _FUSED_DEVICES and p.dtype in _FUSED_TYPES for p in parameters)
     return torch.optim.Adam(parameters, lr=learning_rate, fused=fused or None)
+
+
+def make_scheduler(
+    optimizer: torch.optim.Optimizer, warm_up: int, decay: Decay, total: int | None
+) -> LRScheduler | None:
+    """A learning rate that rises for ``warm_up`` updates and is 0 after ``total`` updates; None if it is constant.
+
+    Update number n of the warm-up (from 1) has n / (warm_up + 1) of the rate.
+    """
+    if warm_up == 0 and decay == "constant":
+        return None
+    if decay != "constant" and (total is None or total <= warm_up):
+        raise InputError(
+            f"a {decay} schedule has to end after its warm-up of {warm_up} updates, not after {total}: set the number "
+            f"of updates of the schedule"
+        )
+
+    def factor(updates: int) -> float:
+        if updates < warm_up:
+            return (updates + 1) / (warm_up + 1)
+        if decay == "constant":
+            return 1.0
+        share = min((updates - warm_up) / ((total or 1) - warm_up), 1.0)
+        return 1 - share if decay == "linear" else (1 + math.cos(math.pi * share)) / 2
+
+    return LambdaLR(optimizer, factor)
 
 
 def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -14,7 +14,7 @@ from corollout.errors import InputError
 from corollout.estimators import Auto, Estimator
 from corollout.events import Callback, Progress, ignore
 from corollout.noise import Noise
-from corollout.rewards import Reward, RewardFunction
+from corollout.rewards import AnyReward
 from corollout.rollouts import Engine
 from corollout.training.base import GradientStatistics, flat_gradient, policy_module
 from corollout.training.estimates import Estimate, estimate
@@ -97,7 +97,7 @@ class Recorder:
 
 @contextmanager
 def gradient_source(
-    engine: Engine, batch: Batch, reward: Reward | RewardFunction, regulariser: Regulariser | None = None
+    engine: Engine, batch: Batch, reward: AnyReward, regulariser: Regulariser | None = None
 ) -> Generator[Draw, None, None]:
     """Inside, gradient estimates are drawn for a batch; afterwards the parameters have their own gradients back."""
     policy = policy_module(engine, "the variance of a gradient")
@@ -121,7 +121,7 @@ def gradient_source(
 def probe_variance(
     engine: Engine,
     batch: Batch,
-    reward: Reward | RewardFunction,
+    reward: AnyReward,
     estimator: Estimator | str,
     count: int,
     noise: Noise,
@@ -146,7 +146,7 @@ def probe_variance(
 def probe_estimators(
     engine: Engine,
     batches: Iterable[Batch],
-    reward: Reward,
+    reward: AnyReward,
     estimators: Mapping[str, Estimator],
     noise: Noise,
     now: Now,
@@ -219,7 +219,7 @@ def choose_estimator(
     auto: Auto,
     engine: Engine,
     batches: Iterable[Batch],
-    reward: Reward,
+    reward: AnyReward,
     noise: Noise,
     updates: int,
     now: Now,

@@ -123,10 +123,10 @@ class Regulariser:
             divergence = float(ratio[:mains_count].mean())
         return Penalty(values, divergence, float(-log_p[:mains_count].mean()))
 
-    def updated(self, penalty: Penalty) -> None:
-        """Steer the coefficient after an update."""
-        if self.kl is not None and penalty.divergence is not None:
-            self.coefficient = self.kl.steered(self.coefficient, penalty.divergence)
+    def steer(self, divergence: float) -> None:
+        """Follow the divergence of an update with the coefficient, if it has a target."""
+        if self.kl is not None:
+            self.coefficient = self.kl.steered(self.coefficient, divergence)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of the reference, for checkpoints."""

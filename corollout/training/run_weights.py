@@ -44,7 +44,15 @@ def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = Non
     task = open_task(config)
     use_threads(settings.threads)
     engine = task.engine()
+    set_temperature(engine, config)
     return OpenedRun(task, engine, load_weights(run, weights, engine))
+
+
+def set_temperature(engine: Engine, config: Mapping[str, Any]) -> None:
+    """Give an engine the temperature that a fine-tuning has in its settings; 1 leaves the task's."""
+    temperature = config.get("finetune", {}).get("temperature", 1.0)
+    if temperature != 1:
+        engine.use(engine.policy, temperature)
 
 
 def require_data(run: Run, advice: str = "") -> None:

@@ -120,13 +120,15 @@ class Run:
                 self._events.scalars(update, numbers)
 
     def measurements(self) -> list[dict[str, Any]]:
-        """The records of updates and evaluations: after which update, and numbers, lists of numbers or None by name."""
+        """The records of updates and evaluations: after which update, and by name numbers or None, lists or mappings of
+        them.
+        """
         records = [record for record in self.records() if record["kind"] in ("update", "evaluation")]
         for record in records:
             where = f"{self.directory / 'metrics.jsonl'}: the record {reprlib.repr(record)}"
             check_entries(record, where, update=int, tokens=(int, float), seconds=(int, float))
             for name, value in record.items():
-                numbers = value if isinstance(value, list) else [value]
+                numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
                 if name != "kind" and not all(isinstance(one, int | float | None) for one in numbers):
                     raise InputError(f"{where} is damaged: its entry {name!r} is not a number")
         return records

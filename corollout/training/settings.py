@@ -7,6 +7,7 @@ from corollout.config import option
 
 Clock = Literal["wall", "cpu"]
 Unit = Literal["updates", "epochs", "tokens", "seconds"]
+Decay = Literal["constant", "linear", "cosine"]
 WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
 
 
@@ -55,8 +56,59 @@ class FinetuneSettings:
     evaluate_every: float = option(
         500.0, "How often to evaluate on the validation data, in that unit.", least=1e-9, most=1e15
     )
-    reward: str = option("", "Name of one of the task's rewards. [default: the task's first]")
+    patience: int = option(
+        0, "Stop after this many evaluations without improvement; 0 to train to the end of the budget.", least=0
+    )
+    reward: str = option(
+        "", "Name of one of the task's rewards, or of several, separated by commas. [default: the task's first]"
+    )
+    reward_weights: tuple[float, ...] = option(
+        (), "A weight for each of several rewards, separated by commas. [default: 1 for each]"
+    )
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
+    accumulate: int = option(1, "Batches whose gradients make one update.", least=1, most=10**9)
+    micro_batch: int | None = option(
+        None, "Contexts that are scored with a graph at a time, to save memory; none for a whole batch.", least=1
+    )
+    warm_up: int = option(0, "Updates in which the learning rate rises from near 0.", least=0, most=10**12)
+    schedule: Decay = option(
+        "constant", "How the learning rate falls after that: not at all, or to 0 in a line or along a cosine."
+    )
+    schedule_updates: int | None = option(
+        None,
+        "Updates, warm-up included, after which the learning rate is 0. [default: --budget, if it is in updates or "
+        "epochs; needed if it is in tokens or seconds]",
+        least=1,
+        most=10**12,
+        none="budget",
+    )
+    kl: float = option(
+        0.0,
+        "Coefficient of the divergence from the policy at the start, in reward per nat of a sequence; 0 for none.",
+        least=0,
+        most=1e15,
+    )
+    kl_target: float | None = option(
+        None, "Divergence, in nats a sequence, to which that coefficient is steered.", least=1e-9, most=1e15
+    )
+    entropy: float = option(
+        0.0, "Coefficient of the entropy, in reward per nat of a sequence; 0 for none.", least=-1e15, most=1e15
+    )
+    temperature: float = option(
+        1.0, "Temperature of the policy that is sampled, trained and evaluated.", least=1e-6, most=1e6
+    )
+    mle_weight: float = option(
+        0.0,
+        "Weight of the log-likelihood of the task's targets, in reward per nat of a sequence; 0 for none.",
+        least=0,
+        most=1e15,
+    )
+    ema_decay: float = option(
+        0.0,
+        "Decay of the exponential moving average of the weights, which is evaluated and kept; 0 for none.",
+        least=0,
+        most=0.99999,
+    )
     seed: int = option(0, "Seed of the order of examples and of all sampling.")
     train_eval_examples: int = option(
         1_000, "Training examples that are evaluated along with the validation data.", least=1, formerly="train_tasks"

@@ -6,6 +6,7 @@ data, the tree and the reward, by which a run that is resumed notices that they 
 """
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from corollout.config import from_table, to_table
 from corollout.errors import InputError
@@ -21,14 +23,16 @@ from corollout.estimators import make_estimator
 from corollout.events import Callback, ignore, note, warning
 from corollout.files import check_entries, digest_of, write_json
 from corollout.policies import TreeHead, evaluation_mode
-from corollout.tasks.task import Evaluation, Task, find_task, open_task
+from corollout.tasks.task import Evaluation, Task, find_task, open_task, reward_names
 from corollout.threads import choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.finetuning import Trainer
+from corollout.training.imitation import TARGET
 from corollout.training.loop import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
-from corollout.training.optimizers import make_adam
-from corollout.training.run_weights import START, open_run, require_data
+from corollout.training.optimizers import make_adam, make_scheduler
+from corollout.training.regularisation import KL
+from corollout.training.run_weights import START, open_run, require_data, set_temperature
 from corollout.training.runs import CONFIG, Run, require_no_run, wrong_kind
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.warm_up import warm_up
@@ -96,9 +100,13 @@ def create_finetuning(
     if data is None:
         require_data(parent, "name its new place with --data")
     spec = find_task(parent.config.get("task"))
-    reward = settings.reward or spec.rewards[0]
-    if reward not in spec.rewards:
-        raise InputError(f"the task {spec.name!r} has no reward {reward!r}: choose one of {', '.join(spec.rewards)}")
+    rewards = reward_names(settings.reward) or list(spec.rewards[:1])
+    for reward in rewards:
+        if reward not in spec.rewards:
+            choice = ", ".join(spec.rewards)
+            raise InputError(f"the task {spec.name!r} has no reward {reward!r}: choose one of {choice}")
+    if settings.kl_target is not None and not settings.kl:
+        raise InputError("a target of the divergence needs a coefficient to start from: give --kl with --kl-target")
     weights, meta = read_weights(parent.best)
     config = {
         "task": parent.config["task"],
@@ -107,7 +115,7 @@ def create_finetuning(
         "start": {"run": os.path.realpath(start), "update": int(meta.get("update", 0))},
         "data": parent.section("data") if data is None else {"folder": os.path.realpath(data)},
         "model": parent.section("model"),
-        "finetune": to_table(replace(settings, reward=reward)),
+        "finetune": to_table(replace(settings, reward=",".join(rewards))),
         "machine": to_table(machine),
     }
     for estimator in (settings.estimator, *_probe_names(settings)):
@@ -230,13 +238,23 @@ def _finetuning(
     task = open_task(config, on_event)
     engine = task.engine()
     load_policy(policy_module(engine), weights, source)
+    set_temperature(engine, config)
+    optimizer, columns = make_adam(policy_module(engine).parameters(), settings.learning_rate), task.train.columns
     trainer = Trainer(
         engine,
-        task.train.columns,
-        task.reward(settings.reward or task.rewards[0]),
+        columns,
+        task.weighted_reward(settings.reward, settings.reward_weights),
         settings.estimator,
-        make_adam(policy_module(engine).parameters(), settings.learning_rate),
+        optimizer,
         batch_size=settings.batch_size,
+        accumulate=settings.accumulate,
+        micro_batch=settings.micro_batch,
+        scheduler=_scheduler(optimizer, settings, len(columns)),
+        kl=KL(settings.kl, settings.kl_target) if settings.kl else None,
+        entropy=settings.entropy,
+        mle_weight=settings.mle_weight,
+        mle_data=task.mle_data if settings.mle_weight and TARGET not in columns.columns else None,
+        ema_decay=settings.ema_decay,
         max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,
         variance_decay=settings.variance_decay,
@@ -251,7 +269,23 @@ def _finetuning(
         train_score = float(task.evaluate(engine, train_examples).scores.mean())
         return {**task.evaluate(engine, task.val).numbers(), f"train_{task.metric.key}": train_score}
 
-    return _Training(task, trainer, Schedule(settings.unit, settings.budget, settings.evaluate_every), evaluate)
+    schedule = Schedule(settings.unit, settings.budget, settings.evaluate_every, settings.patience or None)
+    return _Training(task, trainer, schedule, evaluate)
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, settings: FinetuneSettings, examples: int) -> LRScheduler | None:
+    """The schedule of the learning rate, which is measured in updates whatever the unit of the budget."""
+    total = settings.schedule_updates
+    if total is None and settings.unit == "updates":
+        total = math.ceil(settings.budget)
+    elif total is None and settings.unit == "epochs":
+        total = math.ceil(settings.budget) * -(-examples // (settings.batch_size * settings.accumulate))
+    if settings.schedule != "constant" and total is None:
+        raise InputError(
+            f"a {settings.schedule} schedule is measured in updates, and how many there are in a budget of "
+            f"{settings.unit} is not known: give --schedule-updates"
+        )
+    return make_scheduler(optimizer, settings.warm_up, settings.schedule, total)
 
 
 def _inputs(training: _Training, config: dict[str, Any]) -> dict[str, str]:
@@ -260,8 +294,11 @@ def _inputs(training: _Training, config: dict[str, Any]) -> dict[str, str]:
     if training.tree is not None:
         inputs["tree"] = digest_of([training.tree.tree.children.tobytes()])
     if config["kind"] == "finetune":
-        name = config["finetune"]["reward"]
-        described = {"name": name, **training.task.reward_settings(name)}
+        weights = config["finetune"].get("reward_weights", [])
+        described: Any = [
+            {"name": name, **training.task.reward_settings(name)} for name in reward_names(config["finetune"]["reward"])
+        ]
+        described = described[0] if len(described) == 1 and not weights else {"rewards": described, "weights": weights}
         inputs["reward"] = digest_of([json.dumps(described, sort_keys=True).encode()])
     return inputs
 

@@ -27,7 +27,7 @@ def warm_up(trainer: Trainer) -> None:
         for estimator in [*estimators, *trainer.probes.values()]:
             first, _ = draw(estimator, noise)
             draw(first.updated(estimator), noise.fold(1))  # with what it has learned
-        trainer.warm_up_bookkeeping()
+        trainer.warm_up_bookkeeping(batch)
 
 
 def _stand_in(sequences: list[list[int]]) -> list[float]:

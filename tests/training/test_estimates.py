@@ -17,7 +17,7 @@ from corollout.policies import RecurrentPolicy
 from corollout.rewards import Reward
 from corollout.training import Estimate, estimate
 from corollout.training.base import flat_gradient
-from corollout.training.metrics import rollouts_by_step
+from corollout.training.metrics import departure_rates, departures_by_step
 from corollout.types import Sampler
 from tests.support.small_task import (
     BOS,
@@ -209,7 +209,8 @@ def test_rollouts():
     sample = estimated(make_policy(), batch, "arsm")
     lengths, steps = sample.trajectories.lengths.tolist(), sample.plan.branches.step.tolist()
     expected = [steps.count(t) / sum(length > t for length in lengths) for t in range(max(lengths))]
-    assert rollouts_by_step(sample.trajectories, sample.plan.branches) == pytest.approx(expected, abs=1e-4)
+    counts = departures_by_step(sample.trajectories, sample.plan.branches)
+    assert departure_rates([counts, counts]) == pytest.approx(expected, abs=1e-4)
     assert sum(expected) > 0
 
 

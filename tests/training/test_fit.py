@@ -100,6 +100,16 @@ def test_evaluations_and_the_best_weights(tmp_path: Path):
     assert fit_in(tmp_path / "run", Schedule("updates", 9, 1)) == summary
 
 
+def test_a_folder_is_enough(tmp_path: Path):
+    schedule = Schedule("updates", 8, 2, patience=2)
+    with pytest.raises(Interrupted):
+        fit(make_trainer(), tmp_path / "run", schedule, Scores(0.1), "score", on_event=signal_after_four)
+    summary = fit(make_trainer(), str(tmp_path / "run"), schedule, Scores(0.1), "score")
+    assert (summary["updates"], summary["stopped_early"], summary["best_update"]) == (4, True, 0)
+    assert fit(make_trainer(), tmp_path / "run", schedule, Scores(0.1), "score") == summary
+    assert [record["update"] for record in Run.open(tmp_path / "run").records("evaluation")] == [0, 2, 4]
+
+
 def signal_after_four(event: Event, number: int = signal.SIGINT) -> None:
     if event.kind == "update" and event.record["update"] == 4:
         os.kill(os.getpid(), number)

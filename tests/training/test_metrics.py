@@ -10,7 +10,7 @@ import torch
 
 from corollout import Columns, Trainer
 from corollout.events import Event
-from corollout.training.metrics import RewardNumbers, equal_share, peak_memory
+from corollout.training.metrics import RewardNumbers, count_equal, peak_memory
 from corollout.training.watchdog import WINDOW, Seen, Watchdog
 from tests.support.enumeration import Problem
 
@@ -24,12 +24,12 @@ def test_rewards_in_a_few_numbers():
     assert all(math.isnan(number) for number in RewardNumbers.of([]))
 
 
-def test_share_of_contexts_with_equal_rewards():
+def test_contexts_with_equal_rewards():
     rewards = torch.tensor([1.0, 1.0, 2.0, 3.0, 5.0, math.nan, 7.0, 7.0])
     contexts = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])  # context 2 has one known reward
-    assert equal_share(rewards, contexts, 5) == pytest.approx(2 / 3)
-    assert math.isnan(equal_share(rewards[4:6], contexts[4:6], 5))
-    assert math.isnan(equal_share(rewards[:0], contexts[:0], 0))
+    assert count_equal(rewards, contexts, 5) == (2, 3)
+    assert count_equal(rewards[4:6], contexts[4:6], 5) == (0, 0)
+    assert count_equal(rewards[:0], contexts[:0], 0) == (0, 0)
 
 
 def test_peak_memory_is_that_of_the_process():

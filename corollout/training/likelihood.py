@@ -1,0 +1,62 @@
+"""The log-likelihood of target sequences by teacher forcing, and its gradient."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from corollout.policies.protocol import SOFTMAX, head_of
+from corollout.policies.read_out import PrefixCredits, read_out_backward
+from corollout.prefix_tree import PrefixTree
+from corollout.rollouts import Engine
+from corollout.types import full_precision
+
+Tokens = Int64[Tensor, "row step"]
+
+
+def teacher_forcing(engine: Engine, sequences: list[list[int]], device: torch.device | str) -> tuple[Tokens, Tokens]:
+    """Inputs and targets of teacher forcing, −1 where there is no target; sequences are cut at the maximum length."""
+    ended = [[*tokens, engine.eos][: engine.max_length] for tokens in sequences]
+    width = max(len(tokens) for tokens in ended)
+    targets = torch.tensor([tokens + [-1] * (width - len(tokens)) for tokens in ended], device=device)
+    start = torch.full_like(targets[:, :1], engine.bos)
+    inputs = torch.cat([start, targets[:, :-1]], 1)
+    return torch.where(inputs < 0, engine.eos, inputs), targets
+
+
+def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: Tokens, weight: float) -> float:
+    """Add the gradient of −``weight`` × Σ ln p(target token) to the parameters' ``.grad``; return the sum of ln p.
+
+    The policy is taken without the engine's temperature, which is for rewards. Where it offers ``hidden_states``, only
+    prefixes that have a target are computed, and chunks of the read-out are fused with their gradient.
+    """
+    policy: Any = engine.policy
+    head, mask = head_of(policy), targets >= 0
+    if not hasattr(policy, "hidden_states"):
+        outputs = policy.score(memory, inputs)
+        if head is SOFTMAX:
+            loss = cross_entropy(
+                full_precision(outputs).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum"
+            )
+        else:
+            tokens = torch.where(mask, targets, 0)
+            log_probs = full_precision(head.log_probs(head.logits(outputs, tokens), tokens))
+            loss = -torch.where(mask, log_probs, 0.0).sum()
+        (weight * loss).backward()
+        return -loss.item()
+    tree = PrefixTree.chains(inputs, mask.sum(1))
+    step, row = mask.t().nonzero(as_tuple=True)
+    tokens = targets[row, step]
+    hidden = policy.hidden_states(memory, tree)
+    if head is not SOFTMAX:
+        logits = head.logits(hidden[:, None], tokens[:, None])
+        loss = -full_precision(head.log_probs(logits, tokens[:, None])).sum()
+        (weight * loss).backward()
+        return -loss.item()
+    share = torch.full_like(tokens, weight, dtype=full_precision(hidden[:0]).dtype)
+    credits = PrefixCredits(tree.node[row, step], tokens, share, "policy")
+    log_probs = torch.empty_like(share)
+    read_out_backward(hidden, policy.read_out(tree), credits, -1.0, log_probs=log_probs)
+    return log_probs.sum().item()

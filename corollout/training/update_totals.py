@@ -1,0 +1,96 @@
+"""What the estimates of one update add up to: there is one for each batch that the update accumulates."""
+
+import math
+
+import torch
+
+from corollout.training.estimates import Estimate
+from corollout.training.metrics import (
+    Departures,
+    RewardNumbers,
+    count_equal,
+    departure_rates,
+    departures_by_depth,
+    departures_by_step,
+)
+from corollout.types import Cost
+
+
+class UpdateTotals:
+    """Sums over all estimates of an update; its properties are those of one estimate for all contexts together."""
+
+    def __init__(self) -> None:
+        self.cost = Cost()
+        self.trajectories = 0
+        self._rewards: list[float] = []  # of main trajectories
+        self._parts: dict[str, list[float]] = {}
+        self._equal = self._several = 0  # contexts
+        self._finished, self._log_prob, self._divergence = 0, 0.0, 0.0
+        self._has_divergence = False
+        self._by_step: list[Departures] = []
+        self._by_depth: list[Departures] = []
+
+    def add(self, sample: Estimate) -> None:
+        trajectories, branches = sample.trajectories, sample.plan.branches
+        rows = len(trajectories.tokens)
+        self.cost += sample.cost
+        self.trajectories += rows
+        self._rewards += sample.own_rewards[:rows].tolist()
+        for name, values in sample.reward_parts.items():
+            self._parts.setdefault(name, []).extend(values[:rows].tolist())
+        contexts = torch.cat([trajectories.contexts, trajectories.contexts[branches.parent]])
+        equal, several = count_equal(sample.own_rewards, contexts, sample.contexts)
+        self._equal, self._several = self._equal + equal, self._several + several
+        self._finished += int(trajectories.finished.sum())
+        self._log_prob += float(trajectories.log_probs.sum())
+        if sample.penalty is not None and sample.penalty.divergence is not None:
+            self._has_divergence = True
+            self._divergence += rows * sample.penalty.divergence
+        self._by_step.append(departures_by_step(trajectories, branches))
+        self._by_depth.append(departures_by_depth(trajectories, branches))
+
+    @property
+    def rewards(self) -> RewardNumbers:
+        """The rewards of the main trajectories, without penalties."""
+        return RewardNumbers.of(self._rewards)
+
+    @property
+    def reward_means(self) -> dict[str, float]:
+        """The mean of each of several rewards over the main trajectories to which it applies; NaN if there are none."""
+        return {name: RewardNumbers.of(values).mean for name, values in self._parts.items()}
+
+    @property
+    def equal_rewards(self) -> float:
+        """The share of contexts with several sequences, branches included, that all got the same reward."""
+        return self._equal / self._several if self._several else math.nan
+
+    @property
+    def rollouts_per_step(self) -> float:
+        return self.cost.rollouts / max(self.cost.main_tokens, 1)
+
+    @property
+    def rollouts_by_step(self) -> list[float]:
+        return departure_rates(self._by_step)
+
+    @property
+    def rollouts_by_depth(self) -> list[float]:
+        return departure_rates(self._by_depth)
+
+    @property
+    def mean_length(self) -> float:
+        return self.cost.main_tokens / max(self.trajectories, 1)
+
+    @property
+    def cut(self) -> float:
+        """The share of main trajectories that were cut at the maximal length."""
+        return 1 - self._finished / max(self.trajectories, 1)
+
+    @property
+    def entropy(self) -> float:
+        """In nats a token."""
+        return -self._log_prob / max(self.cost.main_tokens, 1)
+
+    @property
+    def divergence(self) -> float | None:
+        """From the reference, in nats a sequence; None without a reference."""
+        return self._divergence / max(self.trajectories, 1) if self._has_divergence else None

@@ -1,0 +1,29 @@
+"""The examples run, and print what a reader should see."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PRINTED = {
+    "own_model": ["update   1: reward", "of lists never seen before are right", "->"],
+    "own_reward_with_workers": ["right 0.", "short -", "mean reward of the most probable formulas"],
+    "discrete_vae": ["arsm", "Gumbel-softmax 0.5", "figure: "],
+    "schedule_and_kl": ["fine-tuned freely", "fine-tuned with kl, schedule, average", "sorted right"],
+}
+
+
+def test_every_example_is_tried():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    example: Any = importlib.import_module(f"examples.{name}")
+    figure = {"out": tmp_path / "figure.png"} if name == "discrete_vae" else {}
+    example.main(quick=True, **figure)
+    text = capsys.readouterr().out
+    assert all(words in text for words in PRINTED[name])
+    assert all(path.stat().st_size > 10_000 for path in figure.values())
