@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from corollout.inspection.credit import Branch, Inspection, MainSequence, Step
+from corollout.inspection.credit import Inspection
 from corollout.reports import html
 from corollout.reports.tables import reward_text
+from corollout.training.credit import Branch, MainSequence, Step
 
 _CSS = """
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem 1.6rem; }
