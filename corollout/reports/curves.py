@@ -1,7 +1,7 @@
 """Training curves: the seeds of a method on one axis, their mean and range, and the figure of all methods."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from corollout.reports import html
 from corollout.reports.axis import Axis
 from corollout.reports.figures import figure_style, log_ticks, series_style, svg
 from corollout.reports.run_results import MethodRuns
+from corollout.reports.tables import number
 from corollout.reports.typed import build
 from corollout.tasks.task import find_task
 from corollout.text import shortened
@@ -25,6 +26,7 @@ _MOST_EVALUATIONS = 200
 _WINDOW = 0.05  # of the axis: the width of the moving average over updates
 _FAR = 4  # the axis is logarithmic if the longest curve is this many times as long as the shortest
 _BEFORE = 10  # and then begins at this fraction of the shortest
+_LISTED = 8  # values of a curve in the table below it
 _SEEDS_NOTE = "Mean over seeds, with the range from the lowest to the highest."
 
 
@@ -36,6 +38,11 @@ class Panel:
     kind: Literal["update", "evaluation"]
     title: str
     scale: Literal["plain", "log", "percent"] = "plain"
+
+    @property
+    def factor(self) -> int:
+        """By what values are multiplied before they are shown."""
+        return 100 if self.scale == "percent" else 1
 
 
 _VARIANCE = Panel("gradient_variance", "update", "Gradient variance (log₁₀)", "log")
@@ -63,6 +70,16 @@ class Band:
     def __post_init__(self) -> None:
         if not len(self.x) == len(self.mean) == len(self.low) == len(self.high) > 0:
             raise InputError("a curve needs as many means, lowest and highest values as positions, and at least one")
+
+    def scaled(self, divisor: float, factor: float | int) -> "Band":
+        """With positions divided and values multiplied."""
+        values = ([factor * value for value in part] for part in (self.mean, self.low, self.high))
+        return Band([x / divisor for x in self.x], *values)
+
+    def inside(self, first: float, last: float) -> "Band":
+        """The part between two positions, or the last point if there is none."""
+        kept = [i for i, x in enumerate(self.x) if first <= x <= last] or [len(self.x) - 1]
+        return Band(*([part[i] for i in kept] for part in (self.x, self.mean, self.low, self.high)))
 
 
 @dataclass(frozen=True)
@@ -122,10 +139,54 @@ class Curves:
         drawn = []
         for index, panel in enumerate(self.panels):
             with figure_style():
-                figure = Figure(figsize=(4.6, 2.9), layout="constrained")
-                _draw_panel(figure.subplots(), panel, self.methods, self.x, below=True)
-            drawn.append(svg(figure, f"{prefix}{index}-"))
+                figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+                axes = figure.subplots()
+                _draw_panel(axes, panel, self.methods, self.x, below=True)
+                axes.set_title("", loc="left")  # the page has it above the drawing
+            drawing = svg(figure, self._in_words(panel), f"{prefix}{index}-")
+            drawn.append(html.plot(panel.title, drawing, self._data(panel, axes), *self._values(panel)))
         return legend + html.panels(drawn) + html.note(self.note)
+
+    def _of_panel(self, panel: Panel) -> list[tuple[int, MethodCurves, Band]]:
+        """The methods that have a curve: their index among all, themselves and the curve, in the units of the figure."""
+        bands = [(index, one, one.bands[panel.key]) for index, one in enumerate(self.methods) if panel.key in one.bands]
+        divisor, _ = _unit(self.x, max(band.x[-1] for _, _, band in bands))
+        return [(index, one, band.scaled(divisor, panel.factor)) for index, one, band in bands]
+
+    def _in_words(self, panel: Panel) -> str:
+        """What the curves of a panel show, for those who do not see them."""
+        ends = [f"{one.label} from {band.mean[0]:.3g} to {band.mean[-1]:.3g}" for _, one, band in self._of_panel(panel)]
+        return f"{panel.title} against {self.x}: {'; '.join(ends)}"
+
+    def _data(self, panel: Panel, axes: Axes) -> dict[str, Any]:
+        """What the page's script needs to show values."""
+        bands = self._of_panel(panel)
+        _, unit = _unit(self.x, max(one.bands[panel.key].x[-1] for _, one, _ in bands))
+        box, ends = axes.get_position(), axes.get_xlim()
+        series = [
+            {
+                "label": shortened(one.label, 60),
+                "colour": series_style(index)[0],
+                **_rounded(asdict(band.inside(*ends))),
+            }
+            for index, one, band in bands
+        ]
+        place = {"box": [box.x0, 1 - box.y1, box.width, box.height], "x": list(ends)}
+        return {**_rounded(place), "log": axes.get_xscale() == "log", "unit": unit, "series": series}
+
+    def _values(self, panel: Panel) -> tuple[list[str], list[list[str]]]:
+        """A table of some values of each curve."""
+        bands = self._of_panel(panel)
+        _, unit = _unit(self.x, max(one.bands[panel.key].x[-1] for _, one, _ in bands))
+        rows = []
+        for _, one, band in bands:
+            for index in sorted({round(i * (len(band.x) - 1) / (_LISTED - 1)) for i in range(_LISTED)}):
+                rows.append([one.label, number(band.x[index]), f"{band.mean[index]:.4g}"])
+        return ["method", unit, panel.title], rows
+
+
+def _rounded(content: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [float(f"{value:.5g}") for value in values] for name, values in content.items()}
 
 
 def _method(content: Any) -> MethodCurves:
@@ -223,7 +284,7 @@ def moving_average(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, 
 def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[MethodCurves], x: Axis, below: bool) -> None:
     ends = [one.bands[panel.key].x[-1] for one in curves if panel.key in one.bands]
     divisor, unit = _unit(x, max(ends))
-    factor = 100 if panel.scale == "percent" else 1
+    factor = panel.factor
     shortest = min((end for end in ends if end > 0), default=0.0)  # a run without updates has no length
     is_far = max(ends) > _FAR * shortest > 0
     for index, one in enumerate(curves):

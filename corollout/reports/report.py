@@ -114,8 +114,8 @@ class Figure:
             raise InputError(f"cannot draw the figure {self.name} by {self.draw}: {reason}") from error
 
     def html(self, prefix: str = "") -> str:
-        drawn = figures.svg(self.drawing(), prefix)
-        shown = f'<div class="wide">{drawn}</div>' if self.wide else html.panels([drawn])
+        drawn = figures.svg(self.drawing(), self.note or self.name.replace("-", " "), prefix)
+        shown = f'<div class="wide" tabindex="0">{drawn}</div>' if self.wide else html.panels([drawn])
         return shown + html.note(self.note)
 
 

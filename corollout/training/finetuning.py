@@ -24,6 +24,7 @@ from corollout.training.norms import total_norm
 from corollout.training.optimizers import require_scheduler
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
+from corollout.training.samples import Decode, Renderer, take_samples
 from corollout.training.settings import Clock
 from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Cost
@@ -45,6 +46,10 @@ class Trainer(BaseTrainer[Metrics]):
     ``kl`` takes that many times the divergence from a ``reference`` policy, by default the policy as it is now, off the
     objective (:class:`KL` steers it to a target), and ``entropy`` adds that many times the entropy of a sequence, in
     nats. Both are a part of every reward, so that estimates stay unbiased; metrics show rewards without them.
+
+    At the first update and every ``samples_every`` updates, sequences of the update are reported as an event with their
+    rewards, branches and the credit of every token (:class:`Samples`); a run keeps them. ``decode`` makes text of token
+    ids, or is the names of all tokens. That is not counted in ``seconds``.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Trainer(BaseTrainer[Metrics]):
         kl: KL | float | None = None,
         reference: nn.Module | None = None,
         entropy: float = 0.0,
+        samples_every: int = 0,
+        decode: Decode | None = None,
         on_event: Callback = ignore,
     ):
         super().__init__(
@@ -84,6 +91,9 @@ class Trainer(BaseTrainer[Metrics]):
         if scheduler is not None:
             require_scheduler(scheduler, optimizer)
         self.micro_batch, self.scheduler = micro_batch, scheduler
+        if samples_every < 0:
+            raise InputError(f"samples_every must be a number of updates, or 0 for no samples, not {samples_every}")
+        self.samples_every, self._renderer = samples_every, Renderer(decode, engine.eos)
         self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
         if kl is not None or entropy or reference is not None:
@@ -99,6 +109,11 @@ class Trainer(BaseTrainer[Metrics]):
             self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
             regulariser=self.regulariser, micro_batch=self.micro_batch,
         )  # fmt: skip
+        if self.samples_every and (self.updates == 0 or (self.updates + 1) % self.samples_every == 0):
+            before = self.now()
+            samples = take_samples(sample, batch, self.updates + 1, self._renderer)
+            self.on_event(Event("samples", asdict(samples)))
+            started += self.now() - before
         self.optimizer.zero_grad(set_to_none=True)
         sample.backward()
         gradient, norm = self._sketch.with_norm()

@@ -70,7 +70,10 @@ def fit(
         return summary
 
     def log(event: Event) -> None:
-        run.log(event.kind, dict(event.record))
+        if event.kind == "samples":
+            run.log_samples(dict(event.record))
+        else:
+            run.log(event.kind, dict(event.record))
         on_event(event)
 
     def counts() -> dict[str, Any]:
