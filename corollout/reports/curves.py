@@ -13,10 +13,10 @@ from corollout.errors import InputError
 from corollout.reports import html
 from corollout.reports.axis import Axis
 from corollout.reports.figures import figure_style, log_ticks, series_style, svg
-from corollout.reports.run_results import MethodRuns
+from corollout.reports.run_results import MethodRuns, run_metric
 from corollout.reports.tables import number
 from corollout.reports.typed import build
-from corollout.tasks.task import find_task
+from corollout.tasks.task import Metric
 from corollout.text import shortened
 from corollout.training.runs import Run
 
@@ -38,6 +38,7 @@ class Panel:
     kind: Literal["update", "evaluation"]
     title: str
     scale: Literal["plain", "log", "percent"] = "plain"
+    entry: str = ""  # of a record, if it is not called as the key
 
     @property
     def factor(self) -> int:
@@ -47,14 +48,21 @@ class Panel:
 
 _VARIANCE = Panel("gradient_variance", "update", "Gradient variance (log₁₀)", "log")
 _UPDATE_PANELS = (_VARIANCE, Panel("rollouts_per_step", "update", "Rollouts per step"))
+# What tells whether a training goes well, beside the panels of the paper's figure.
+DETAILS = (
+    Panel("sampled_reward", "update", "Mean reward of samples", entry="reward"),
+    Panel("entropy", "update", "Entropy (nats per token)"),
+    Panel("mean_length", "update", "Length (tokens)"),
+    Panel("gradient_norm", "update", "Gradient norm"),
+    Panel("kl", "update", "Divergence from the reference (nats)"),
+)
 
 
-def _task_panels(task: str | None) -> tuple[list[Panel], list[Panel]]:
+def _metric_panels(metric: Metric) -> tuple[list[Panel], list[Panel]]:
     """The panels of fine-tuning, and those of maximum likelihood."""
-    metric = find_task(task).metric
-    unit = f" ({metric.unit.strip()})" if metric.unit else ""
-    train = Panel(f"train_{metric.key}", "evaluation", f"Training {metric.name}{unit}", "percent")
-    val = Panel(metric.key, "evaluation", f"Validation {metric.name}{unit}", "percent")
+    unit, scale = f" ({metric.unit.strip()})" if metric.unit else "", "percent" if metric.scale == 100 else "plain"
+    train = Panel(f"train_{metric.key}", "evaluation", f"Training {metric.name}{unit}", scale)
+    val = Panel(metric.key, "evaluation", f"Validation {metric.name}{unit}", scale)
     return [*_UPDATE_PANELS, train, val], [Panel("loss", "update", "Loss (nats per token)"), val]
 
 
@@ -135,7 +143,7 @@ class Curves:
     def html(self, prefix: str = "") -> str:
         """A legend and the panels, side by side where there is room."""
         series = [(one.label, *series_style(index)) for index, one in enumerate(self.methods)]
-        legend = html.legend(series, "MLE start" if any(one.start for one in self.methods) else "")
+        legend = html.legend(series, "start" if any(one.start for one in self.methods) else "")
         drawn = []
         for index, panel in enumerate(self.panels):
             with figure_style():
@@ -148,7 +156,7 @@ class Curves:
         return legend + html.panels(drawn) + html.note(self.note)
 
     def _of_panel(self, panel: Panel) -> list[tuple[int, MethodCurves, Band]]:
-        """The methods that have a curve: their index among all, themselves and the curve, in the units of the figure."""
+        """The methods that have a curve: index among all, method, and the curve in the units of the figure."""
         bands = [(index, one, one.bands[panel.key]) for index, one in enumerate(self.methods) if panel.key in one.bands]
         divisor, _ = _unit(self.x, max(band.x[-1] for _, _, band in bands))
         return [(index, one, band.scaled(divisor, panel.factor)) for index, one, band in bands]
@@ -196,26 +204,31 @@ def _method(content: Any) -> MethodCurves:
     return build(MethodCurves, {**content, "bands": {key: build(Band, band) for key, band in bands.items()}})
 
 
-def training_curves(groups: Sequence[MethodRuns], x: Axis, name: str = "figure") -> Curves:
+def training_curves(
+    groups: Sequence[MethodRuns], x: Axis, name: str = "figure", details: Sequence[Panel] = ()
+) -> Curves:
     """The paper's first figure: variance, rollouts, and the scores on training and validation data.
 
-    For maximum likelihood alone, its loss and its validation score.
+    For maximum likelihood alone, its loss and its validation score. ``details`` are panels to add. A panel without a
+    value other than 0 is left out.
     """
-    methods = [read_curves(group, x) for group in groups]
-    tuning, teaching = _task_panels(Run.open(groups[0].runs[0]).config.get("task"))
-    known = {key for one in methods for key in one.bands}
+    methods = [read_curves(group, x, details) for group in groups]
+    tuning, teaching = _metric_panels(run_metric(Run.open(groups[0].runs[0])))
+    known = {key for one in methods for key, band in one.bands.items() if any(band.low) or any(band.high)}
     panels = tuning if any(panel.key in known for panel in _UPDATE_PANELS) else teaching
-    panels = [panel for panel in panels if panel.key in known]
+    if details:  # what was achieved first, then how
+        panels = [*reversed([one for one in panels if one.kind == "evaluation"]), *details, *panels]
+    panels = [panel for panel in dict.fromkeys(panels) if panel.key in known]
     return Curves(name, x, panels, methods, _SEEDS_NOTE if any(len(group.runs) > 1 for group in groups) else "")
 
 
-def read_curves(group: MethodRuns, x: Axis) -> MethodCurves:
+def read_curves(group: MethodRuns, x: Axis, details: Sequence[Panel] = ()) -> MethodCurves:
     """A method's curves against seconds, tokens or updates, from its run directories."""
     runs = [Run.open(directory) for directory in group.runs]
     records = [run.measurements() for run in runs]
-    tuning, teaching = _task_panels(runs[0].config.get("task"))
+    tuning, teaching = _metric_panels(run_metric(runs[0]))
     bands, start = {}, {}
-    for panel in dict.fromkeys((*tuning, *teaching)):
+    for panel in dict.fromkeys((*tuning, *teaching, *details)):
         series = [_series(run, panel, x) for run in records]
         if all(len(positions) for positions, _ in series):
             bands[panel.key] = _update_band(series, panel) if panel.kind == "update" else evaluation_band(series)
@@ -229,13 +242,13 @@ def read_curves(group: MethodRuns, x: Axis) -> MethodCurves:
 
 def _series(records: Sequence[Mapping[str, Any]], panel: Panel, x: Axis) -> tuple[np.ndarray, np.ndarray]:
     """Positions on the axis and values. What was not finite is null in the file and is skipped."""
-    key = "update" if x == "updates" else x
+    key, entry = "update" if x == "updates" else x, panel.entry or panel.key
     pairs = [
-        (record[key], record[panel.key])
+        (record[key], record[entry])
         for record in records
-        if record["kind"] == panel.kind and record.get(panel.key) is not None and record.get(key) is not None
+        if record["kind"] == panel.kind and record.get(entry) is not None and record.get(key) is not None
         # The running variance is 0 by definition after the first update, and has no logarithm.
-        if panel.scale != "log" or record[panel.key] > 0
+        if panel.scale != "log" or record[entry] > 0
     ]
     positions, values = np.array(pairs, dtype=float).reshape(-1, 2).T
     return positions, values
@@ -301,7 +314,7 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[MethodCurves], x: Axi
         plot_band(axes, index, one.label, values, (index * every // len(curves) % count, every))
     starts = [one.start[panel.key] for one in curves if panel.key in one.start]
     if starts and panel.kind == "evaluation":
-        axes.axhline(factor * float(np.mean(starts)), color="#666666", linewidth=1.1, linestyle=":", label="MLE start")
+        axes.axhline(factor * float(np.mean(starts)), color="#666666", linewidth=1.1, linestyle=":", label="start")
     axes.set_title(panel.title)
     if is_far:
         axes.set_xscale("log")

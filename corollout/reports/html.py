@@ -50,8 +50,9 @@ figcaption { display: flex; flex-wrap: wrap; align-items: baseline; justify-cont
 :focus-visible { outline: 2px solid #0072B2; outline-offset: 2px; }
 .area .cursor { position: absolute; width: 1px; background: #57606a; pointer-events: none; }
 .area .tip { position: absolute; top: 6%; max-width: 60%; padding: .35rem .6rem; border-radius: 6px;
-             background: rgb(255 255 255 / .96); border: 1px solid var(--line); box-shadow: 0 2px 8px rgb(27 31 36 / .12);
-             font-size: .8rem; line-height: 1.45; font-variant-numeric: tabular-nums; pointer-events: none; z-index: 2; }
+             background: rgb(255 255 255 / .96); border: 1px solid var(--line); font-size: .8rem; line-height: 1.45;
+             box-shadow: 0 2px 8px rgb(27 31 36 / .12); font-variant-numeric: tabular-nums; pointer-events: none;
+             z-index: 2; }
 .area .cursor[hidden], .area .tip[hidden] { display: none; }
 .tip b, .tip span { display: block; overflow-wrap: anywhere; }
 .tip span i { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%; margin-right: .4rem; }

@@ -10,8 +10,14 @@ import hashlib
 # of the axis), log, unit, and series of label, colour, x, mean, low and high.
 SCRIPT = """
 for (const figure of document.querySelectorAll("figure.plot")) {
-  const plot = JSON.parse(figure.dataset.plot), area = figure.querySelector(".area"), [left, top, width, height] = plot.box;
-  const make = (tag, name, parent) => { const e = document.createElement(tag); e.className = name; parent.append(e); return e; };
+  const plot = JSON.parse(figure.dataset.plot), area = figure.querySelector(".area");
+  const [left, top, width, height] = plot.box;
+  const make = (tag, name, parent) => {
+    const made = document.createElement(tag);
+    made.className = name;
+    parent.append(made);
+    return made;
+  };
   const cursor = make("i", "cursor", area), tip = make("output", "tip", area);
   const short = value => value === 0 ? "0" : Number(value.toPrecision(4)).toLocaleString("en");
   const share = x => plot.log ? Math.log(x / plot.x[0]) / Math.log(plot.x[1] / plot.x[0])

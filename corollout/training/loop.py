@@ -10,6 +10,7 @@ from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Event, ignore, warning
 from corollout.signals import deferred_stops
 from corollout.training.base import BaseTrainer
+from corollout.training.card import write_card
 from corollout.training.checkpoints import State, join_states, split_state
 from corollout.training.runs import Run
 from corollout.training.settings import Unit
@@ -128,6 +129,7 @@ def fit(
             "stopped_early": progress.stopped,
         }
         run.finish(summary)
+        write_card(run, trainer, metric)
     return summary
 
 

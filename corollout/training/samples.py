@@ -103,7 +103,7 @@ class Renderer:
         if not callable(self._decode):
             return " ".join(map(self._name, ids))
         inside = ids[:-1] if finished else ids
-        return (self._text(inside) if inside else "") + (f" {_END}" if finished else "")
+        return " ".join(filter(None, [self._text(inside) if inside else "", _END if finished else ""]))
 
     def _name(self, token: int) -> str:
         if self._decode is None:

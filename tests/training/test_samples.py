@@ -126,7 +126,7 @@ def test_a_decoder_that_fails_is_a_sentence(decode: Any, said: str):
 def test_arguments_that_make_no_sense():
     with pytest.raises(InputError, match="samples_every must be a number of updates"):
         make_trainer(samples_every=-1)
-    with pytest.raises(InputError, match="decode must be a function of token ids or the names"):
+    with pytest.raises(InputError, match="decode must be a function of token ids, or the names"):
         Renderer("abc", EOS)
 
 
