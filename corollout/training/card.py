@@ -64,11 +64,11 @@ corollout compare .
 """
 
 
-def write_card(run: Run, trainer: BaseTrainer[Any], metric: str) -> None:
-    """Write the card, unless there is a file of that name that is not an unchanged card."""
+def write_card(run: Run, trainer: BaseTrainer[Any], metric: str, summary: Mapping[str, Any]) -> None:
+    """Write the card of a run at its end, unless there is a file of that name that is not an unchanged card."""
     path = run.directory / CARD
     if not path.exists() or is_card(path):
-        text = visible(card(run, trainer, metric)).rstrip() + "\n"
+        text = visible(card(run, trainer, metric, summary)).rstrip() + "\n"
         write_file(path, f"{text}\n<!-- written by corollout, digest {_digest(text)} -->\n")
 
 
@@ -86,7 +86,7 @@ def _digest(text: str) -> str:
     return digest_of([text.encode()])[:32]
 
 
-def card(run: Run, trainer: BaseTrainer[Any], metric: str) -> str:
+def card(run: Run, trainer: BaseTrainer[Any], metric: str, summary: Mapping[str, Any]) -> str:
     """The text of a run's card; ``metric`` decided which weights were kept."""
     policy, kind = type(trainer.policy).__qualname__, run.config.get("kind")
     spec = find_task(run.config.get("task")) if kind in ("pretrain", "finetune") else None
@@ -102,7 +102,7 @@ def card(run: Run, trainer: BaseTrainer[Any], metric: str) -> str:
     present = [f"| `{file}` | {what} |" for file, what in _FILES.items() if (run.directory / file).exists()]
     facts = [", ".join(f"{name} {value}" for name, value in part.items()) for part in (versions(), machine())]
     sections = {
-        "Results": _results(run, spec.metric if spec else own_metric(metric)),
+        "Results": _results(run, spec.metric if spec else own_metric(metric), summary),
         "Data": _data(run, trainer),
         "Use": use,
         "Settings": f"```toml\n{toml_text(without_paths(run.config)).strip()}\n```",
@@ -114,9 +114,9 @@ def card(run: Run, trainer: BaseTrainer[Any], metric: str) -> str:
     return "\n\n".join([title, lead, *(f"## {name}\n\n{text.strip()}" for name, text in sections.items())])
 
 
-def _results(run: Run, metric: Metric) -> str:
+def _results(run: Run, metric: Metric, summary: Mapping[str, Any]) -> str:
     """The metric at the start, at its best and at the end, with intervals where they were recorded, and the cost."""
-    evaluations, updates, summary = run.records("evaluation"), run.records("update"), run.summary or {}
+    evaluations, updates = run.records("evaluation"), run.records("update")
     shown = {
         "start": next((record for record in evaluations if record["update"] == 0), None),
         "best": next((record for record in evaluations if record["update"] == summary.get("best_update")), None),

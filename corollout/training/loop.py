@@ -128,8 +128,8 @@ def fit(
             f"best_{metric}": progress.best_score,
             "stopped_early": progress.stopped,
         }
+        write_card(run, trainer, metric, summary)
         run.finish(summary)
-        write_card(run, trainer, metric)
     return summary
 
 
