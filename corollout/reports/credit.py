@@ -17,7 +17,8 @@ CSS = """
 .strip.joined > span { padding: .1rem 0; border-radius: 2px; }
 .strip > span.raised { background: rgb(0 114 178 / calc(var(--c) * .5)); box-shadow: inset 0 -2px #0072B2; }
 .strip > span.lowered { background: rgb(213 94 0 / calc(var(--c) * .5)); box-shadow: inset 0 -2px #D55E00; }
-.key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .85rem; color: var(--soft); margin: 0 0 .8rem; }
+.key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .7rem 0 .8rem; font-size: .85rem;
+       color: var(--soft); }
 .key .strip { display: inline-flex; } .key .strip > span { color: var(--ink); }
 """
 _FAINT = 0.01  # of the largest credit: less is not coloured

@@ -68,6 +68,7 @@ pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 45rem) {
+  button.zoom { display: none; }
   body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
   th, td { padding: .4rem .55rem; } td:first-child { white-space: normal; max-width: 8.5rem; overflow-wrap: anywhere; }

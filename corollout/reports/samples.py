@@ -20,6 +20,7 @@ _STYLE = """
                       overflow-wrap: anywhere; }
 .sampled > .example b { color: var(--ink); }
 .sequence { border-top: 1px solid var(--line); padding: .55rem 0; }
+.sequence:last-child { padding-bottom: 0; }
 .sequence .head { margin: 0 0 .25rem; gap: .1rem 1rem; }
 .sequence .strip { font-size: .98rem; }
 ol.steps { margin: .2rem 0 0; padding: 0 0 0 2.2rem; font-size: .9rem; }
