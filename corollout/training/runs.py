@@ -153,7 +153,7 @@ class Run:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number} is damaged: it is not valid JSON ({error})") from error
-            records.append(check_entries(record, f"{path}, line {number}", **types))
+            records.append(check_entries(record, f"{path}, line {number}", "", **types))
         return records
 
     def save(self, step: int, state: State) -> None:

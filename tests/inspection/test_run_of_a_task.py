@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from corollout.training import Run
+from corollout.training.base import policy_module
 from corollout.training.card import CARD
 from corollout.training.run_weights import open_run
 from corollout.training.settings import FinetuneSettings, MachineSettings
@@ -32,7 +33,7 @@ def test_the_card_of_a_task_and_samples_of_a_command(tmp_path: Path, monkeypatch
     namespace: dict[str, Any] = {}
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     exec(block, namespace)
-    assert torch.equal(weights(namespace["engine"].policy), weights(open_run(run)[1].policy))
+    assert torch.equal(weights(namespace["engine"].policy), weights(policy_module(open_run(run)[1])))
     # Tokens have the names of the task.
     samples = Run.open(run).samples()
     assert [record["update"] for record in samples] == [1, 2]
