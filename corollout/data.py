@@ -163,6 +163,13 @@ def _bytes(name: str, column: Any) -> Iterator[bytes]:
         yield tensor_bytes(part)
 
 
+def plain_entry(value: Any) -> Any:
+    """An entry of a column, to be read by people: tensors other than short vectors by their shape."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= 32 and value.ndim <= 1 else f"tensor of shape {tuple(value.shape)}"
+    return value if isinstance(value, str | int | float | list | None) else str(value)
+
+
 def check_device(device: Any) -> None:
     """Raise an error unless tensors can be computed on a device."""
     try:

@@ -63,6 +63,10 @@ class Decisions:
         """log p(token)."""
         return torch.where(self.valid, logsigmoid(torch.where(self.bits, logits, -logits)), 0.0).sum(2)
 
+    def select(self, rows: slice) -> "Decisions":
+        """Those of some rows."""
+        return Decisions(self.bits[rows], self.valid[rows], self.other[rows])
+
 
 @dataclass(frozen=True)
 class Trajectories(Sequences):
@@ -93,7 +97,7 @@ class Trajectories(Sequences):
         }
         parts["contexts"] = parts["contexts"] - first
         if self.decisions is not None:
-            parts["decisions"] = Decisions(*(value[rows] for value in vars(self.decisions).values()))
+            parts["decisions"] = self.decisions.select(rows)
         return Trajectories(**parts), rows
 
     def decoded(self) -> list[Decoded]:

@@ -1,128 +1,23 @@
 """One gradient estimate for one example, taken apart: what was sampled, its rewards, and what each of them did."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from corollout.estimators import make_estimator
-from corollout.estimators.plans import ContrastPlan, GroupPlan, Logits, SetPlan
 from corollout.inspection.settings import InspectSettings
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.tasks.task import Task
 from corollout.tasks.views import ExampleView
-from corollout.training import Estimate, estimate
+from corollout.training import estimate
+from corollout.training.credit import Branch, MainSequence, take_apart
 from corollout.training.run_weights import open_run
 from corollout.training.runs import Run
-from corollout.types import Cost, full_precision
+from corollout.types import Cost
 
 Tone = Literal["good", "bad", "even"]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A departure from a main sequence: its first token, how it was chosen, and the completed sequence."""
-
-    token: int
-    kind: Literal["pseudo-action", "greedy", "completion"]
-    sequence: list[int]  # with the end token
-    reward: float
-    norm: float  # of the coefficients
-    # d gradient / d reward at the steps of its main sequence; not stored, because there may be thousands.
-    coefficients: Callable[[], Float[Tensor, "step vocab"]] = field(repr=False)
-
-    def to_json(self, view: ExampleView) -> dict[str, Any]:
-        return {
-            "token": view.tokens([self.token])[0],
-            "kind": self.kind,
-            "coefficient_norm": self.norm,
-            "reward": self.reward,
-            "tokens": view.tokens(self.sequence),
-        }
-
-
-@dataclass(frozen=True)
-class Step:
-    """A token of a main sequence, the branches that leave it here, and the gradient for its logits."""
-
-    token: int
-    probability: float
-    gradient: Float[Tensor, " vocab"]
-    advantage: float | None  # A, if the gradient is weight · A (e_token − p), as with score-function estimators
-    has_token_logits: bool  # a logit for each token, not for each decision in a tree
-    branches: tuple[Branch, ...]
-
-    @property
-    def norm(self) -> float:
-        return float(self.gradient.norm())
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether the gradient is exactly zero."""
-        return not bool(self.gradient.any())
-
-    @property
-    def moves(self) -> list[tuple[int, float] | None]:
-        """The tokens whose logits the gradient raises and lowers most, and by how much; None if there are several, or
-        in a tree."""
-        moves: list[tuple[int, float] | None] = []
-        for value in (self.gradient.max(), self.gradient.min()):
-            tokens = (self.gradient == value).nonzero()
-            is_one = self.has_token_logits and len(tokens) == 1
-            moves.append((int(tokens), float(value)) if is_one else None)
-        return moves
-
-    def to_json(self, view: ExampleView) -> dict[str, Any]:
-        raised, lowered = (move and (view.tokens([move[0]])[0], move[1]) for move in self.moves)
-        return {
-            "token": view.tokens([self.token])[0],
-            "probability": self.probability,
-            "advantage": self.advantage,
-            "gradient_norm": self.norm,
-            "raised_most": raised,
-            "lowered_most": lowered,
-            "branches": [branch.to_json(view) for branch in self.branches],
-        }
-
-
-@dataclass(frozen=True)
-class MainSequence:
-    """A main sequence, step by step."""
-
-    sequence: list[int]  # with the end token
-    reward: float
-    probability: float
-    weight: float | None  # among the sequences of its context, if its steps have advantages
-    steps: tuple[Step, ...]
-
-    @property
-    def advantage(self) -> float | None:
-        """The advantage, if it is the same at all steps."""
-        advantages = {step.advantage for step in self.steps}
-        return advantages.pop() if len(advantages) == 1 else None
-
-    @property
-    def norm(self) -> float:
-        return float(torch.stack([step.gradient for step in self.steps]).norm())
-
-    @property
-    def rollouts(self) -> int:
-        return sum(len(step.branches) for step in self.steps)
-
-    def to_json(self, view: ExampleView) -> dict[str, Any]:
-        return {
-            "tokens": view.tokens(self.sequence),
-            "reward": self.reward,
-            "probability": self.probability,
-            "weight": self.weight,
-            "gradient_norm": self.norm,
-            "steps": [step.to_json(view) for step in self.steps],
-        }
 
 
 @dataclass(frozen=True)
@@ -184,7 +79,7 @@ class Inspection:
             "reward": self.reward,
             "seed": self.seed,
             **self.view.record(),
-            "mains": [main.to_json(self.view) for main in self.mains],
+            "mains": [main.to_json(self.view.tokens) for main in self.mains],
             "totals": self.totals,
         }
 
@@ -226,84 +121,3 @@ def inspect_example(
     batch = examples.columns.batch([index], task.device)
     sample = estimate(engine, batch, task.weighted_reward(reward, reward_weights, examples), made, Noise(seed))
     return Inspection(view, estimator, reward, seed, take_apart(sample), sample.cost, made.note_for_one_context)
-
-
-def take_apart(sample: Estimate) -> list[MainSequence]:
-    """The main sequences of an estimate with their branches."""
-    trajectories, logits = sample.trajectories, full_precision(sample.logits.detach())
-    if trajectories.decisions is None:
-        probabilities = logits.softmax(2).gather(2, trajectories.tokens[:, :, None]).squeeze(2)
-    else:
-        probabilities = trajectories.decisions.log_probs(logits).exp()
-    branches = _branches(sample, logits)
-    weights, advantages = _advantages(sample, logits) or (None, None)
-    mains = []
-    for row, tokens in enumerate(trajectories.tokens.tolist()):
-        length = int(trajectories.lengths[row])
-        steps = tuple(
-            Step(
-                token=tokens[t],
-                probability=float(probabilities[row, t]),
-                gradient=sample.gradient[row, t],
-                advantage=None if advantages is None else float(advantages[row, t]),
-                has_token_logits=trajectories.decisions is None,
-                branches=tuple(branches.get((row, t), ())),
-            )
-            for t in range(length)
-        )
-        probability = float(trajectories.log_probs[row].exp())
-        weight = None if weights is None else float(weights[row])
-        mains.append(MainSequence(tokens[:length], float(sample.rewards[row]), probability, weight, steps))
-    return mains
-
-
-def _branches(sample: Estimate, logits: Logits) -> dict[tuple[int, int], list[Branch]]:
-    """The branches by main sequence and step."""
-    mains, plan = sample.trajectories, sample.plan
-
-    def coefficients(source: int, parent: int) -> Float[Tensor, "step vocab"]:
-        """The gradient, which is linear in the rewards, if this reward is 1 and all others 0."""
-        unit = torch.zeros_like(sample.rewards)
-        unit[source] = 1.0
-        return plan.gradient(unit, logits)[parent, : int(mains.lengths[parent])]
-
-    branches: dict[tuple[int, int], list[Branch]] = {}
-    for index, tokens in enumerate(sample.completed.tokens.tolist()):
-        parent, step = int(plan.branches.parent[index]), int(plan.branches.step[index])
-        source = len(mains.tokens) + index
-        token = tokens[step]  # the branches of a tree do not name their first token elsewhere
-        is_same, is_greedy = token == int(mains.tokens[parent, step]), bool(plan.branches.greedy[index])
-        branch = Branch(
-            token=token,
-            kind="completion" if is_same else "greedy" if is_greedy else "pseudo-action",
-            sequence=tokens[: int(sample.completed.lengths[index])],
-            reward=float(sample.rewards[source]),
-            norm=float(coefficients(source, parent).norm()),
-            coefficients=partial(coefficients, source, parent),
-        )
-        branches.setdefault((parent, step), []).append(branch)
-    return branches
-
-
-def _advantages(sample: Estimate, logits: Logits) -> tuple[Float[Tensor, " row"], Float[Tensor, "row step"]] | None:
-    """The weight of each main sequence and A of its steps, if the gradient is weight · A (e_token − p)."""
-    plan, rows, scale = sample.plan, len(logits), 1.0
-    if isinstance(plan, GroupPlan):
-        weight, plan = plan.weight, replace(plan, weight=torch.ones_like(plan.weight))
-    elif isinstance(plan, SetPlan):
-        valid = plan.table >= 0
-        weight = plan.weight.new_zeros(rows).index_put_((plan.table[valid],), plan.weight[valid])
-        plan = replace(plan, weight=torch.ones_like(plan.weight))
-    elif isinstance(plan, ContrastPlan) and plan.centre == "policy":
-        weight, scale = torch.full((rows,), 1 / rows), float(rows)  # the sequences of a context are averaged
-    else:
-        return None
-    uniform = plan.gradient(sample.rewards, torch.zeros_like(logits)).double()
-    decisions = sample.trajectories.decisions
-    if decisions is not None:
-        # In A (bit − ½), the root's entry is ± A/2.
-        return weight, 2 * scale * (2 * decisions.bits[:, :, 0].double() - 1) * uniform[:, :, 0]
-    # In A (e_token − p) with p = 1/V, the token's own entry is A (1 − 1/V).
-    vocab = logits.shape[2]
-    entry = uniform.gather(2, sample.trajectories.tokens[:, :, None]).squeeze(2)
-    return weight, entry * (scale * vocab / (vocab - 1))

@@ -4,19 +4,15 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from corollout.inspection.credit import Branch, Inspection, MainSequence, Step
+from corollout.inspection.credit import Inspection
 from corollout.reports import html
-from corollout.reports.tables import reward_text
+from corollout.reports.credit import CSS, credit_key, reward_pill, small_number, token_strip
+from corollout.training.credit import Branch, MainSequence, Step
 
 _CSS = """
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem 1.6rem; }
 .tile { font-size: .85rem; color: var(--soft); }
 .tile b { display: block; font-size: 1.35rem; line-height: 1.3; color: var(--ink); font-variant-numeric: tabular-nums; }
-.reward { display: inline-block; min-width: 1.7em; padding: 0 .4em; border-radius: 1em; text-align: center;
-          font-weight: 700; font-size: .8rem; line-height: 1.5; background: #fde5d8; color: #97340b; }
-.reward.good { background: #cdeede; color: #04543c; } .reward.even { background: #eaeef2; color: #424a53; }
-.head { display: flex; flex-wrap: wrap; align-items: baseline; gap: .2rem 1.2rem; margin: 0 0 .8rem; }
-.number { color: var(--soft); font-size: .85rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 ol.trunk { list-style: none; margin: 0; padding: 0 0 0 .55rem; }
 ol.trunk > li { position: relative; border-left: 2px solid #8c959f; padding: .12rem 0 .12rem 1.1rem; }
 ol.trunk > li:first-child { border-image: linear-gradient(transparent .9rem, #8c959f .9rem) 1; }
@@ -48,8 +44,6 @@ details summary { cursor: pointer; color: var(--soft); font-size: .85rem; paddin
 ol.samples { list-style: none; margin: 0; padding: 0; }
 ol.samples > li { border-top: 1px solid var(--line); padding: .7rem 0; }
 ol.samples .head { margin-bottom: .3rem; }
-.strip { display: flex; flex-wrap: wrap; gap: .25rem; }
-.strip span { border-radius: 4px; padding: 0 .35rem; background: var(--tint); }
 @media (max-width: 45rem) {
   body { padding: 1.5rem 1rem 3rem; }
   .node > code { min-width: 0; } .node { gap: 0 .7rem; }
@@ -70,8 +64,8 @@ _TREE_HELP = (
 )
 _SAMPLES_HELP = (
     "Whole {noun}s are compared with each other: the gradient for the logits of each token is weight × advantage × "
-    "(e − p), where e is one-hot at the token that was drawn and p are the probabilities of all tokens. The paler a "
-    "token, the less probable it was."
+    "(e − p), where e is one-hot at the token that was drawn and p are the probabilities of all tokens. The credit of "
+    "a token is how fast that makes it more probable."
 )
 
 
@@ -89,7 +83,7 @@ def inspection_page(inspection: Inspection, facts: Mapping[str, Any]) -> str:
 
 
 def inspection_css(inspection: Inspection) -> str:
-    return _CSS + inspection.view.css
+    return CSS + _CSS + inspection.view.css
 
 
 def inspection_sections(inspection: Inspection) -> list[tuple[str, str]]:
@@ -137,14 +131,14 @@ def _head(inspection: Inspection, main: MainSequence) -> str:
         facts.append(f"advantage {main.advantage:+.3g}")
     if main.weight is not None and main.weight != 1:
         facts.append(f"weight {main.weight:.3g}")
-    return f'<div class="head"><span>reward {_reward(inspection, main)}</span>{"".join(map(_number, facts))}</div>'
+    return f'<div class="head"><span>reward {_reward(inspection, main)}</span>{"".join(map(small_number, facts))}</div>'
 
 
 def _step(inspection: Inspection, index: int, step: Step, main: MainSequence, largest: float, heaviest: float) -> str:
     view = inspection.view
-    parts = [view.tokens_html([step.token]), _number(f"p {step.probability:.3f}")]
+    parts = [view.tokens_html([step.token]), small_number(f"p {step.probability:.3f}")]
     if step.advantage is not None and main.advantage is None:
-        parts.append(_number(f"advantage {step.advantage:+.2f}"))
+        parts.append(small_number(f"advantage {step.advantage:+.2f}"))
     if not step.is_zero:
         parts.append(_norm("‖g‖", step.norm, largest))
     for css_class, arrow, move in zip(("up", "down"), "↑↓", step.moves, strict=True):
@@ -177,26 +171,21 @@ def _branch(inspection: Inspection, index: int, main: MainSequence, branch: Bran
 
 
 def _samples(inspection: Inspection) -> str:
+    largest = max((abs(step.credit) for main in inspection.mains for step in main.steps), default=0.0)
     entries = []
     for main in inspection.mains:
-        tokens = "".join(
-            f'<span title="probability {step.probability:.3f}" style="opacity:{0.5 + 0.5 * step.probability:.2f}">'
-            f"{inspection.view.tokens_html([step.token])}</span>"
-            for step in main.steps
-        )
-        entries.append(f'<li>{_head(inspection, main)}<div class="strip">{tokens}</div></li>\n')
-    return f'<ol class="samples">{"".join(entries)}</ol>'
-
-
-def _number(content: str) -> str:
-    return f'<span class="number">{content}</span>'
+        pieces = [inspection.view.tokens_html([step.token]) for step in main.steps]
+        credit, probability = [step.credit for step in main.steps], [step.probability for step in main.steps]
+        strip = token_strip(pieces, credit, probability, largest)
+        entries.append(f"<li>{_head(inspection, main)}{strip}</li>\n")
+    return f'{credit_key()}<ol class="samples">{"".join(entries)}</ol>'
 
 
 def _norm(name: str, value: float, largest: float) -> str:
     """A norm, with a bar that compares it with the largest."""
     share = 100 * value / largest if largest else 0.0
-    return _number(f'<span class="meter"><i style="width:{share:.0f}%"></i></span>{name} {value:.2g}')
+    return small_number(f'<span class="meter"><i style="width:{share:.0f}%"></i></span>{name} {value:.2g}')
 
 
 def _reward(inspection: Inspection, main: MainSequence, branch: Branch | None = None) -> str:
-    return f'<span class="reward {inspection.tone(main, branch)}">{reward_text((branch or main).reward)}</span>'
+    return reward_pill((branch or main).reward, inspection.tone(main, branch))

@@ -6,8 +6,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from corollout.inspection.credit import Branch, Inspection, MainSequence, Step
+from corollout.inspection.credit import Inspection
 from corollout.reports.tables import reward_text
+from corollout.training.credit import Branch, MainSequence, Step
 
 _TONES = {"good": "bold green", "bad": "red", "even": "bold"}
 

@@ -12,21 +12,24 @@ from corollout.config import toml_text
 from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.reports.axis import Axis
-from corollout.reports.curves import training_curves
+from corollout.reports.curves import DETAILS, training_curves
 from corollout.reports.manifest import manifest
-from corollout.reports.report import Report, Section, Table, settings_section
+from corollout.reports.report import Report, Section, Table, flat_settings, settings_section
 from corollout.reports.run_results import (
     SPLITS,
     MeanDifference,
     MethodRuns,
     RunResult,
     SplitScore,
+    is_of_a_task,
     paired_difference,
     pooled_interval,
     read_run,
     starting_point,
 )
+from corollout.reports.samples import sample_sections
 from corollout.reports.tables import NOTHING, count_text, interval_text, number, score_text, setting_text, signed, times
+from corollout.reports.verdict import Verdict, decide
 from corollout.tasks.task import Metric
 from corollout.training.runs import Run
 
@@ -81,7 +84,7 @@ class MethodSummary:
 
     @property
     def rate(self) -> str:
-        return ", ".join(f"{rate:g}" for rate in self.learning_rates)
+        return ", ".join(f"{rate:g}" for rate in self.learning_rates) or NOTHING
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Comparison:
     limits: dict[str, float]
     remarks: list[str]
     metric: Metric
+    verdict: Verdict
 
     def score_table(self) -> Table:
         metric, rows = self.metric, []
@@ -103,7 +107,9 @@ class Comparison:
             cells = [method.scores[s].cells(metric) if s in method.scores else [NOTHING] * 2 for s in SPLITS]
             rows.append([method.label, *cells[0], *cells[1], *gain_cells(method.gains.get(split), metric)])
         header = ["method", f"validation{metric.unit}", INTERVAL, f"test{metric.unit}", INTERVAL, gain, INTERVAL]
-        return Table(metric.name, header, rows, [_score_note(metric)]).without_empty_columns()
+        return Table(
+            metric.name[:1].upper() + metric.name[1:], header, rows, [_score_note(metric)]
+        ).without_empty_columns()
 
     def cost_table(self) -> Table:
         rows = []
@@ -138,16 +144,48 @@ class Comparison:
         return numbers
 
     def winner(self) -> str:
-        """A sentence about the method with the highest score."""
-        split = "test" if all("test" in method.scores for method in self.methods) else "val"
-        best = max(self.methods, key=lambda method: method.scores[split].mean)
-        score, metric = best.scores[split], self.metric
+        """A sentence or two about the method with the highest score, and those that are tied with it."""
+        verdict, metric, split = self.verdict, self.metric, self.verdict.split
+        best = next(method for method in self.methods if method.label == verdict.best)
+        score = best.scores[split]
         interval = "" if score.interval is None else f" (95 % interval {interval_text(score.interval, metric)})"
-        has = "has the highest" if len(self.methods) > 1 else "has a"
+        has = "has the highest" if len(self.methods) > 1 else "reaches a"
         count = "the" if score.count is None else f"{score.count:,}"
         data = {"test": "test", "val": "validation"}[split]
         value = f"{score_text(score.mean, metric)}{metric.unit}"
-        return f"On {count} {data} {metric.examples} {best.label} {has} {metric.name}, {value}{interval}."
+        of = "," if len(self.methods) > 1 else " of"
+        sentence = f"On {count} {data} {metric.examples} {best.label} {has} {metric.name}{of} {value}{interval}"
+        if len(self.methods) == 1:
+            return f"{sentence}{self._over_its_start(best, split)}."
+        parts = [f"{sentence}."]
+        if verdict.tied:
+            are = "are tied with it" if len(verdict.tied) > 1 else "is tied with it"
+            parts.append(f"{listed(verdict.tied)} {are}: the difference is within the noise.")
+        elif not verdict.unknown:
+            others = "all others" if len(self.methods) > 2 else "the other"
+            parts.append(f"It is above {others} beyond the noise.")
+        if verdict.unknown:
+            others = listed(verdict.unknown)
+            parts.append(f"Whether it is above {others} beyond the noise is not known: no intervals were recorded.")
+        return " ".join(parts)
+
+    def _over_its_start(self, method: MethodSummary, split: str) -> str:
+        """What one method has gained."""
+        gain, metric = method.gains.get(split), self.metric
+        if gain is None:
+            return ""
+        change = signed(metric.scale * gain.value, metric.digits)
+        if gain.interval is None:
+            return f", {change} over its start"
+        interval = "…".join(signed(metric.scale * end, metric.digits) for end in gain.interval)
+        tied = ": tied with it, the difference is within the noise" if gain.interval[0] <= 0 <= gain.interval[1] else ""
+        return f", {change} ({interval}) over its start{tied}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: A, B and C."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _score_note(metric: Metric) -> str:
@@ -184,11 +222,18 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
     settings: dict[str, dict[str, Any]] = {}
     for directory in directories:
         run = Run.open(directory)
-        kind = str(run.config.get("kind"))
-        own = {"kind": kind, **run.section(kind), **run.section("model")}
+        if is_of_a_task(run.config):
+            kind = str(run.config.get("kind"))
+            own = {"kind": kind, **run.section(kind), **run.section("model")}
+            label = method_label(str(own["estimator"])) if "estimator" in own else MLE
+        else:
+            own = flat_settings(run.config)
+            # Without a seed or an estimator among its settings, a run is known by its directory.
+            seed, name = own.get("seed"), Path(os.path.realpath(directory)).name
+            own |= {} if seed is not None and "estimator" in own else {"directory": name}
+            label = method_label(str(own["estimator"])) if "estimator" in own else name
         own.pop("seed", None)
         key = toml_text(own)
-        label = method_label(str(own["estimator"])) if "estimator" in own else MLE
         groups.setdefault(key, MethodRuns(label, [])).runs.append(directory)
         settings[key] = own
     named = []
@@ -221,7 +266,10 @@ def compare(groups: Sequence[MethodRuns], parents: Mapping[Path, Path] | None = 
     methods = [_sum_up(group.label, own, limits, parents or {}) for group, own in zip(groups, runs, strict=True)]
     if unfinished := [run.directory.name for run in every if not run.finished]:
         remarks.append(f"Not finished yet: {', '.join(unfinished)}.")
-    return Comparison(methods, limits, remarks, every[0].metric)
+    metric = every[0].metric
+    split = "test" if all("test" in method.scores for method in methods) else "val"
+    scores = {group.label: [run.splits[split] for run in own] for group, own in zip(groups, runs, strict=True)}
+    return Comparison(methods, limits, remarks, metric, decide(split, scores, metric))
 
 
 def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
@@ -231,6 +279,8 @@ def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
         pair = f"cannot compare {first.directory} and {run.directory}: "
         if run.config.get("task") != first.config.get("task"):
             raise InputError(f"{pair}their tasks are {first.config.get('task')!r} and {run.config.get('task')!r}")
+        if run.metric.key != first.metric.key:
+            raise InputError(f"{pair}they were evaluated by {first.metric.key!r} and {run.metric.key!r}")
         for split in SPLITS:
             counts = [one.splits[split].count for one in (first, run) if split in one.splits]
             if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
@@ -264,7 +314,9 @@ def _sum_up(
         kind=kinds[0],
         runs=[str(run.directory) for run in runs],
         seeds=[int(run.settings.get("seed", 0)) for run in runs],
-        learning_rates=sorted({float(run.settings["learning_rate"]) for run in runs}),
+        learning_rates=sorted(
+            {float(run.settings["learning_rate"]) for run in runs if "learning_rate" in run.settings}
+        ),
         scores=scores,
         gains=gains,
         **{total: float(np.mean([run.totals[total] for run in runs])) for total in ("updates", "tokens", "seconds")},
@@ -298,13 +350,13 @@ def comparison_report(groups: Sequence[MethodRuns], folder: Path, x: Axis = "sec
     ]
     sections = [
         Section(scores.title, [scores]),
-        *([Section(f"Training, against {x}", [training_curves(drawn, x)])] if drawn else []),
+        *([Section(f"Training, against {x}", [training_curves(drawn, x, details=DETAILS)])] if drawn else []),
+        *sample_sections(groups),
         Section(cost.title, [cost]),
         settings_section({group.label: Run.open(group.runs[0]).config for group in groups}),
         Section("Runs", [Table("Runs", ["method", "seed", "directory"], runs)], page_only=True),
     ]
     lead = f"{len(runs)} run{'' if len(runs) == 1 else 's'}. {comparison.winner()}"
-    *others, last = kinds
-    title = f"{', '.join(others)} and {last}" if others else last
+    title = listed(list(kinds))
     title = title if len(kinds) < 5 else f"Comparison of {len(kinds)} methods"
     return Report(KIND, title, lead, sections, manifest(folder), comparison.numbers(folder))

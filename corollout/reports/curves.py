@@ -1,7 +1,7 @@
 """Training curves: the seeds of a method on one axis, their mean and range, and the figure of all methods."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,9 +13,10 @@ from corollout.errors import InputError
 from corollout.reports import html
 from corollout.reports.axis import Axis
 from corollout.reports.figures import figure_style, log_ticks, series_style, svg
-from corollout.reports.run_results import MethodRuns
+from corollout.reports.run_results import MethodRuns, run_metric
+from corollout.reports.tables import number
 from corollout.reports.typed import build
-from corollout.tasks.task import find_task
+from corollout.tasks.task import Metric
 from corollout.text import shortened
 from corollout.training.runs import Run
 
@@ -25,6 +26,7 @@ _MOST_EVALUATIONS = 200
 _WINDOW = 0.05  # of the axis: the width of the moving average over updates
 _FAR = 4  # the axis is logarithmic if the longest curve is this many times as long as the shortest
 _BEFORE = 10  # and then begins at this fraction of the shortest
+_LISTED = 8  # values of a curve in the table below it
 _SEEDS_NOTE = "Mean over seeds, with the range from the lowest to the highest."
 
 
@@ -36,18 +38,31 @@ class Panel:
     kind: Literal["update", "evaluation"]
     title: str
     scale: Literal["plain", "log", "percent"] = "plain"
+    entry: str = ""  # of a record, if it is not called as the key
+
+    @property
+    def factor(self) -> int:
+        """By what values are multiplied before they are shown."""
+        return 100 if self.scale == "percent" else 1
 
 
 _VARIANCE = Panel("gradient_variance", "update", "Gradient variance (log₁₀)", "log")
 _UPDATE_PANELS = (_VARIANCE, Panel("rollouts_per_step", "update", "Rollouts per step"))
+# What tells whether a training goes well, beside the panels of the paper's figure.
+DETAILS = (
+    Panel("sampled_reward", "update", "Mean reward of samples", entry="reward"),
+    Panel("entropy", "update", "Entropy (nats per token)"),
+    Panel("mean_length", "update", "Length (tokens)"),
+    Panel("gradient_norm", "update", "Gradient norm"),
+    Panel("kl", "update", "Divergence from the reference (nats)"),
+)
 
 
-def _task_panels(task: str | None) -> tuple[list[Panel], list[Panel]]:
+def _metric_panels(metric: Metric) -> tuple[list[Panel], list[Panel]]:
     """The panels of fine-tuning, and those of maximum likelihood."""
-    metric = find_task(task).metric
-    unit = f" ({metric.unit.strip()})" if metric.unit else ""
-    train = Panel(f"train_{metric.key}", "evaluation", f"Training {metric.name}{unit}", "percent")
-    val = Panel(metric.key, "evaluation", f"Validation {metric.name}{unit}", "percent")
+    unit, scale = f" ({metric.unit.strip()})" if metric.unit else "", "percent" if metric.scale == 100 else "plain"
+    train = Panel(f"train_{metric.key}", "evaluation", f"Training {metric.name}{unit}", scale)
+    val = Panel(metric.key, "evaluation", f"Validation {metric.name}{unit}", scale)
     return [*_UPDATE_PANELS, train, val], [Panel("loss", "update", "Loss (nats per token)"), val]
 
 
@@ -63,6 +78,16 @@ class Band:
     def __post_init__(self) -> None:
         if not len(self.x) == len(self.mean) == len(self.low) == len(self.high) > 0:
             raise InputError("a curve needs as many means, lowest and highest values as positions, and at least one")
+
+    def scaled(self, divisor: float, factor: float | int) -> "Band":
+        """With positions divided and values multiplied."""
+        values = ([factor * value for value in part] for part in (self.mean, self.low, self.high))
+        return Band([x / divisor for x in self.x], *values)
+
+    def inside(self, first: float, last: float) -> "Band":
+        """The part between two positions, or the last point if there is none."""
+        kept = [i for i, x in enumerate(self.x) if first <= x <= last] or [len(self.x) - 1]
+        return Band(*([part[i] for i in kept] for part in (self.x, self.mean, self.low, self.high)))
 
 
 @dataclass(frozen=True)
@@ -118,14 +143,58 @@ class Curves:
     def html(self, prefix: str = "") -> str:
         """A legend and the panels, side by side where there is room."""
         series = [(one.label, *series_style(index)) for index, one in enumerate(self.methods)]
-        legend = html.legend(series, "MLE start" if any(one.start for one in self.methods) else "")
+        legend = html.legend(series, "start" if any(one.start for one in self.methods) else "")
         drawn = []
         for index, panel in enumerate(self.panels):
             with figure_style():
-                figure = Figure(figsize=(4.6, 2.9), layout="constrained")
-                _draw_panel(figure.subplots(), panel, self.methods, self.x, below=True)
-            drawn.append(svg(figure, f"{prefix}{index}-"))
+                figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+                axes = figure.subplots()
+                _draw_panel(axes, panel, self.methods, self.x, below=True)
+                axes.set_title("", loc="left")  # the page has it above the drawing
+            drawing = svg(figure, self._in_words(panel), f"{prefix}{index}-")
+            drawn.append(html.plot(panel.title, drawing, self._data(panel, axes), *self._values(panel)))
         return legend + html.panels(drawn) + html.note(self.note)
+
+    def _of_panel(self, panel: Panel) -> list[tuple[int, MethodCurves, Band]]:
+        """The methods that have a curve: index among all, method, and the curve in the units of the figure."""
+        bands = [(index, one, one.bands[panel.key]) for index, one in enumerate(self.methods) if panel.key in one.bands]
+        divisor, _ = _unit(self.x, max(band.x[-1] for _, _, band in bands))
+        return [(index, one, band.scaled(divisor, panel.factor)) for index, one, band in bands]
+
+    def _in_words(self, panel: Panel) -> str:
+        """What the curves of a panel show, for those who do not see them."""
+        ends = [f"{one.label} from {band.mean[0]:.3g} to {band.mean[-1]:.3g}" for _, one, band in self._of_panel(panel)]
+        return f"{panel.title} against {self.x}: {'; '.join(ends)}"
+
+    def _data(self, panel: Panel, axes: Axes) -> dict[str, Any]:
+        """What the page's script needs to show values."""
+        bands = self._of_panel(panel)
+        _, unit = _unit(self.x, max(one.bands[panel.key].x[-1] for _, one, _ in bands))
+        box, ends = axes.get_position(), axes.get_xlim()
+        series = [
+            {
+                "label": shortened(one.label, 60),
+                "colour": series_style(index)[0],
+                **_rounded(asdict(band.inside(*ends))),
+            }
+            for index, one, band in bands
+        ]
+        place = {"box": [box.x0, 1 - box.y1, box.width, box.height], "x": list(ends)}
+        return {**_rounded(place), "log": axes.get_xscale() == "log", "unit": unit, "series": series}
+
+    def _values(self, panel: Panel) -> tuple[list[str], list[list[str]]]:
+        """A table of some values of each curve."""
+        bands = self._of_panel(panel)
+        _, unit = _unit(self.x, max(one.bands[panel.key].x[-1] for _, one, _ in bands))
+        rows = []
+        for _, one, band in bands:
+            for index in sorted({round(i * (len(band.x) - 1) / (_LISTED - 1)) for i in range(_LISTED)}):
+                rows.append([one.label, number(band.x[index]), f"{band.mean[index]:.4g}"])
+        return ["method", unit, panel.title], rows
+
+
+def _rounded(content: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [float(f"{value:.5g}") for value in values] for name, values in content.items()}
 
 
 def _method(content: Any) -> MethodCurves:
@@ -135,26 +204,31 @@ def _method(content: Any) -> MethodCurves:
     return build(MethodCurves, {**content, "bands": {key: build(Band, band) for key, band in bands.items()}})
 
 
-def training_curves(groups: Sequence[MethodRuns], x: Axis, name: str = "figure") -> Curves:
+def training_curves(
+    groups: Sequence[MethodRuns], x: Axis, name: str = "figure", details: Sequence[Panel] = ()
+) -> Curves:
     """The paper's first figure: variance, rollouts, and the scores on training and validation data.
 
-    For maximum likelihood alone, its loss and its validation score.
+    For maximum likelihood alone, its loss and its validation score. ``details`` are panels to add. A panel without a
+    value other than 0 is left out.
     """
-    methods = [read_curves(group, x) for group in groups]
-    tuning, teaching = _task_panels(Run.open(groups[0].runs[0]).config.get("task"))
-    known = {key for one in methods for key in one.bands}
+    methods = [read_curves(group, x, details) for group in groups]
+    tuning, teaching = _metric_panels(run_metric(Run.open(groups[0].runs[0])))
+    known = {key for one in methods for key, band in one.bands.items() if any(band.low) or any(band.high)}
     panels = tuning if any(panel.key in known for panel in _UPDATE_PANELS) else teaching
-    panels = [panel for panel in panels if panel.key in known]
+    if details:  # what was achieved first, then how
+        panels = [*reversed([one for one in panels if one.kind == "evaluation"]), *details, *panels]
+    panels = [panel for panel in dict.fromkeys(panels) if panel.key in known]
     return Curves(name, x, panels, methods, _SEEDS_NOTE if any(len(group.runs) > 1 for group in groups) else "")
 
 
-def read_curves(group: MethodRuns, x: Axis) -> MethodCurves:
+def read_curves(group: MethodRuns, x: Axis, details: Sequence[Panel] = ()) -> MethodCurves:
     """A method's curves against seconds, tokens or updates, from its run directories."""
     runs = [Run.open(directory) for directory in group.runs]
     records = [run.measurements() for run in runs]
-    tuning, teaching = _task_panels(runs[0].config.get("task"))
+    tuning, teaching = _metric_panels(run_metric(runs[0]))
     bands, start = {}, {}
-    for panel in dict.fromkeys((*tuning, *teaching)):
+    for panel in dict.fromkeys((*tuning, *teaching, *details)):
         series = [_series(run, panel, x) for run in records]
         if all(len(positions) for positions, _ in series):
             bands[panel.key] = _update_band(series, panel) if panel.kind == "update" else evaluation_band(series)
@@ -168,13 +242,13 @@ def read_curves(group: MethodRuns, x: Axis) -> MethodCurves:
 
 def _series(records: Sequence[Mapping[str, Any]], panel: Panel, x: Axis) -> tuple[np.ndarray, np.ndarray]:
     """Positions on the axis and values. What was not finite is null in the file and is skipped."""
-    key = "update" if x == "updates" else x
+    key, entry = "update" if x == "updates" else x, panel.entry or panel.key
     pairs = [
-        (record[key], record[panel.key])
+        (record[key], record[entry])
         for record in records
-        if record["kind"] == panel.kind and record.get(panel.key) is not None and record.get(key) is not None
+        if record["kind"] == panel.kind and record.get(entry) is not None and record.get(key) is not None
         # The running variance is 0 by definition after the first update, and has no logarithm.
-        if panel.scale != "log" or record[panel.key] > 0
+        if panel.scale != "log" or record[entry] > 0
     ]
     positions, values = np.array(pairs, dtype=float).reshape(-1, 2).T
     return positions, values
@@ -223,7 +297,7 @@ def moving_average(positions: np.ndarray, values: np.ndarray, grid: np.ndarray, 
 def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[MethodCurves], x: Axis, below: bool) -> None:
     ends = [one.bands[panel.key].x[-1] for one in curves if panel.key in one.bands]
     divisor, unit = _unit(x, max(ends))
-    factor = 100 if panel.scale == "percent" else 1
+    factor = panel.factor
     shortest = min((end for end in ends if end > 0), default=0.0)  # a run without updates has no length
     is_far = max(ends) > _FAR * shortest > 0
     for index, one in enumerate(curves):
@@ -240,7 +314,7 @@ def _draw_panel(axes: Axes, panel: Panel, curves: Sequence[MethodCurves], x: Axi
         plot_band(axes, index, one.label, values, (index * every // len(curves) % count, every))
     starts = [one.start[panel.key] for one in curves if panel.key in one.start]
     if starts and panel.kind == "evaluation":
-        axes.axhline(factor * float(np.mean(starts)), color="#666666", linewidth=1.1, linestyle=":", label="MLE start")
+        axes.axhline(factor * float(np.mean(starts)), color="#666666", linewidth=1.1, linestyle=":", label="start")
     axes.set_title(panel.title)
     if is_far:
         axes.set_xscale("log")

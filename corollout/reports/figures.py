@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -46,8 +47,11 @@ def figure_style() -> Generator[None, None, None]:
         yield
 
 
-def svg(figure: Figure, prefix: str = "") -> str:
-    """The figure as an SVG element for a page; ``prefix`` keeps its ids apart from those of other figures."""
+def svg(figure: Figure, label: str, prefix: str = "") -> str:
+    """The figure as an SVG element for a page, with a text for those who do not see it.
+
+    ``prefix`` keeps its ids apart from those of other figures.
+    """
     buffer = io.StringIO()
     with figure_style():
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -59,7 +63,8 @@ def svg(figure: Figure, prefix: str = "") -> str:
         ids[match[1]] += 1
         return match[0] if ids[match[1]] == 1 else f'id="{match[1]}-{ids[match[1]]}"'
 
-    return re.sub(r'\bid="([^"]+)"', unique, text)
+    text = re.sub(r'\bid="([^"]+)"', unique, text)
+    return f'<svg role="img" aria-label="{escape(label)}"{text.removeprefix("<svg")}'
 
 
 def png(figure: Figure) -> bytes:

@@ -1,14 +1,19 @@
-"""Self-contained HTML pages: no script, nothing loaded from elsewhere."""
+"""Self-contained HTML pages: nothing loaded from elsewhere, and no script but that of figures."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from corollout.reports.script import HASH, SCRIPT
 from corollout.text import visible
 
 # Enforces what the first line says, whatever a report that somebody else wrote may hold.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    f"default-src 'none'; script-src 'sha256-{HASH}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    f"form-action 'none'"
+)
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --tint: #f6f8fa; }
 * { box-sizing: border-box; }
@@ -37,12 +42,33 @@ svg { max-width: 100%; height: auto; min-width: 44rem; }
 .legend svg, .panels svg { min-width: 0; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
 .panels svg { display: block; width: 100%; }
+figure { margin: 0; min-width: 0; }
+figure.large { grid-column: 1 / -1; }
+figcaption { display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 0 1rem;
+             font-weight: 600; font-size: .95rem; margin-bottom: .2rem; }
+.area { position: relative; border-radius: 4px; touch-action: pan-y; }
+:focus-visible { outline: 2px solid #0072B2; outline-offset: 2px; }
+.area .cursor { position: absolute; width: 1px; background: #57606a; pointer-events: none; }
+.area .tip { position: absolute; top: 6%; max-width: 60%; padding: .35rem .6rem; border-radius: 6px;
+             background: rgb(255 255 255 / .96); border: 1px solid var(--line); font-size: .8rem; line-height: 1.45;
+             box-shadow: 0 2px 8px rgb(27 31 36 / .12); font-variant-numeric: tabular-nums; pointer-events: none;
+             z-index: 2; }
+.area .cursor[hidden], .area .tip[hidden] { display: none; }
+.tip b, .tip span { display: block; overflow-wrap: anywhere; }
+.tip span i { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%; margin-right: .4rem; }
+button.zoom { font: inherit; font-weight: 400; font-size: .8rem; color: var(--soft); background: none; cursor: pointer;
+              border: 1px solid var(--line); border-radius: 6px; padding: .1rem .6rem; min-height: 1.7rem; }
+button.zoom:hover { color: var(--ink); background: var(--tint); }
+details > summary { cursor: pointer; color: var(--soft); font-size: .88rem; padding: .2rem 0; }
+figure details table { font-size: .82rem; } figure details th, figure details td { padding: .25rem .6rem; }
+h3 { font-size: 1.02rem; margin: 1.6rem 0 .5rem; }
 .panels.single { max-width: 40rem; }
 .panels + .wide { margin-top: 1.2rem; }
 pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 45rem) {
+  button.zoom { display: none; }
   body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
   th, td { padding: .4rem .55rem; } td:first-child { white-space: normal; max-width: 8.5rem; overflow-wrap: anywhere; }
@@ -63,15 +89,18 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]], style: str 
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body}\n</body>\n</html>\n'
+        f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body}\n'
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that scrolls sideways where the screen is narrow."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>'
+    return (
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>'
+    )
 
 
 def paragraph(text: str) -> str:
@@ -89,6 +118,18 @@ def facts(entries: Mapping[str, Any]) -> str:
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
         lines.append(f"<dt>{escape(name)}</dt><dd>{escape(shown)}</dd>")
     return f"<dl>{''.join(lines)}</dl>"
+
+
+def plot(
+    title: str, drawing: str, data: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str:
+    """A drawing of curves under its title, with the data for the script and a table of some values."""
+    attribute = escape(json.dumps(data, separators=(",", ":")))
+    return (
+        f'<figure class="plot" data-plot="{attribute}"><figcaption><span>{escape(title)}</span></figcaption>'
+        f'<div class="area">{drawing}</div>'
+        f"<details><summary>Values</summary>{table(header, rows)}</details></figure>"
+    )
 
 
 def panels(drawings: Sequence[str]) -> str:

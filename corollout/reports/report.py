@@ -114,8 +114,8 @@ class Figure:
             raise InputError(f"cannot draw the figure {self.name} by {self.draw}: {reason}") from error
 
     def html(self, prefix: str = "") -> str:
-        drawn = figures.svg(self.drawing(), prefix)
-        shown = f'<div class="wide">{drawn}</div>' if self.wide else html.panels([drawn])
+        drawn = figures.svg(self.drawing(), self.note or self.name.replace("-", " "), prefix)
+        shown = f'<div class="wide" tabindex="0">{drawn}</div>' if self.wide else html.panels([drawn])
         return shown + html.note(self.note)
 
 
@@ -259,8 +259,9 @@ def _block(content: Any) -> Block:
 
 def settings_section(configs: Mapping[str, Mapping[str, Any]], note: str = "") -> Section:
     """The settings that all methods share, and a table of those in which they differ."""
-    flat = {label: _flat(config) for label, config in configs.items()}
-    names = list(dict.fromkeys(name for own in flat.values() for name in own))
+    flat = {label: flat_settings(config) for label, config in configs.items()}
+    # What differs from seed to seed or between machines is left out.
+    names = [name for name in dict.fromkeys(name for own in flat.values() for name in own) if name not in _OF_A_SEED]
     shown = {label: {name: setting_text(own.get(name)) for name in names} for label, own in flat.items()}
     common = {name: next(iter(shown.values()))[name] for name in names if len({o[name] for o in shown.values()}) == 1}
     rows = [[name.replace("_", " "), *(own[name] for own in shown.values())] for name in names if name not in common]
@@ -270,13 +271,13 @@ def settings_section(configs: Mapping[str, Mapping[str, Any]], note: str = "") -
     return Section("Settings", blocks, page_only=True)
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings without their sections, and without what differs from seed to seed or between machines."""
+def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings without their sections, and without digests, which say nothing to people."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            flat |= {} if name == "inputs" else _flat(value)  # digests say nothing to people
-        elif name not in _OF_A_SEED:
+            flat |= {} if name == "inputs" else flat_settings(value)
+        else:
             flat[name] = value
     return flat
 

@@ -11,11 +11,13 @@ import numpy as np
 from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.files import check_entries, read_json
+from corollout.tasks.spec import own_metric
 from corollout.tasks.task import Metric, Share, Z, find_task, mean_interval
 from corollout.training.runs import CONFIG, Run, wrong_kind
 from corollout.training.settings import FinetuneSettings, PretrainSettings
 
 SPLITS = ("val", "test")
+_COUNTS = ("kind", "update", "epochs", "tokens", "seconds")  # of a record of an evaluation, beside what it measured
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class SplitScore:
     count: int | None = None
     scores: np.ndarray | None = None  # of each example
     top: tuple[float, ...] = ()  # for k = 1, 2, … of a beam
+    interval: tuple[float, float] | None = None  # as it was recorded, if the scores of single examples were not
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,14 @@ class RunResult:
 
     directory: Path
     config: dict[str, Any]
+    kind: str  # "pretrain" or "finetune"
+    settings: dict[str, Any]  # of the training
+    metric: Metric
     updates: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     splits: dict[str, SplitScore]
     totals: dict[str, Any]  # at least updates, tokens and seconds
     finished: bool
-
-    @property
-    def kind(self) -> str:
-        return self.config["kind"]
-
-    @property
-    def metric(self) -> Metric:
-        return find_task(self.config.get("task")).metric
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.config[self.kind]
 
     def mean(self, key: str, first: int | None = None, last: int | None = None) -> float | None:
         """Mean of what updates recorded, from the first to before the last."""
@@ -77,15 +71,20 @@ class RunResult:
 def read_run(directory: Path) -> RunResult:
     """Read a run, finished or not; it must have been evaluated at least once."""
     run = Run.open(directory)
-    kind = run.config.get("kind")
-    if kind not in ("pretrain", "finetune") or not run.section(kind):
-        raise InputError(f"{directory} is not a training run: {wrong_kind(kind)}")
-    settings = {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind]
-    from_table(settings, run.section(kind), str(directory / CONFIG))
-    for section in ("data", "model", "start", "machine"):
-        run.section(section)
-    metric = find_task(run.config.get("task")).metric
-    records, summary = run.measurements(), run.summary
+    records, summary, metric = run.measurements(), run.summary, run_metric(run)
+    if is_of_a_task(run.config):
+        kind = run.config.get("kind")
+        if kind not in ("pretrain", "finetune") or not run.section(kind):
+            raise InputError(f"{directory} is not a training run: {wrong_kind(kind)}")
+        settings = run.section(kind)
+        from_table(
+            {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind], settings, str(directory / CONFIG)
+        )
+        for section in ("data", "model", "start", "machine"):
+            run.section(section)
+    else:
+        kind = "pretrain" if any("loss" in record for record in records) else "finetune"
+        settings = own_settings(run.config, records)
     evaluations = [r for r in records if r["kind"] == "evaluation" and r.get(metric.key) is not None]
     updates = [r for r in records if r["kind"] == "update"]
     splits = read_splits(directory, metric)
@@ -96,7 +95,34 @@ def read_run(directory: Path) -> RunResult:
     last = max([*evaluations[-1:], *updates[-1:]], key=lambda r: r["update"], default={})
     totals = summary or {**last, "updates": last.get("update")}
     check_entries(totals, directory / "summary.json", **dict.fromkeys(("updates", "tokens", "seconds"), (int, float)))
-    return RunResult(directory, run.config, updates, evaluations, splits, totals, bool(summary))
+    return RunResult(directory, run.config, kind, settings, metric, updates, evaluations, splits, totals, bool(summary))
+
+
+def is_of_a_task(config: Mapping[str, Any]) -> bool:
+    """Whether a run was made by a command for a task; others were made in Python, with any settings."""
+    return any(name in config for name in ("kind", "pretrain", "finetune"))
+
+
+def run_metric(run: Run) -> Metric:
+    """The metric by which a run keeps its best weights: its task's, or what its own evaluation is called."""
+    if is_of_a_task(run.config):
+        return find_task(run.config.get("task")).metric
+    best = [name.removeprefix("best_") for name in run.summary or {} if name.startswith("best_")]
+    recorded = [name for record in run.records("evaluation")[:1] for name in record]
+    names = [name for name in (*best, *recorded) if name not in _COUNTS]
+    if not names:
+        raise InputError(f"{run.directory} has no complete evaluation in metrics.jsonl: resume it, or leave it out")
+    return own_metric(names[0])
+
+
+def own_settings(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What comparisons read of the settings of a run that was made in Python, wherever they are in it."""
+    settings: dict[str, Any] = {}
+    for table in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        known = {"estimator": str, "learning_rate": int | float, "seed": int}
+        settings = {name: table[name] for name, kind in known.items() if isinstance(table.get(name), kind)} | settings
+    rates = [record["learning_rate"] for record in records if isinstance(record.get("learning_rate"), int | float)]
+    return {"learning_rate": rates[0], **settings} if rates else settings
 
 
 def read_splits(directory: Path, metric: Metric) -> dict[str, SplitScore]:
@@ -130,6 +156,8 @@ def _of_record(record: Mapping[str, Any], metric: Metric) -> SplitScore:
     """
     value, low, high = (record.get(f"{metric.key}{end}") for end in ("", "_low", "_high"))
     assert value is not None
+    if not metric.is_share and low is not None and high is not None:
+        return SplitScore(value, interval=(low, high))
     if not metric.is_share or low is None or high is None or not low < high < 1 + 1e-9:
         return SplitScore(value)
     square = (high - low) ** 2
@@ -177,6 +205,8 @@ def pooled_interval(splits: Sequence[SplitScore], metric: Metric) -> tuple[float
     """For shares, Wilson's interval for the hits of all seeds together; else that of a mean over examples."""
     if not metric.is_share:
         scores = [one.scores for one in splits if one.scores is not None]
+        if not scores and len(splits) == 1:
+            return splits[0].interval
         same = len(scores) == len(splits) and len({len(row) for row in scores}) == 1
         return mean_interval(np.mean(scores, axis=0)) if same else None
     counts = [one.count for one in splits if one.count]

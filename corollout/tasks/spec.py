@@ -37,6 +37,12 @@ class Metric:
         return f"{self.name} {self.number(value)}{self.unit}"
 
 
+def own_metric(key: str) -> Metric:
+    """The metric of a run without a task, which is known by its key only."""
+    meaning = "as the run's own evaluation measures it"
+    return Metric(key, key.replace("_", " "), "", "examples", meaning, is_share=False, scale=1.0, digits=3)
+
+
 @dataclass(frozen=True)
 class DataCheck:
     """What a check of a data set found."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from corollout.data import Columns, Split
+from corollout.data import Columns, Split, plain_entry
 from corollout.errors import InputError
 from corollout.rewards import Reward
 from corollout.types import Decoded, Sampler
@@ -124,13 +124,7 @@ class ExampleView:
         return {name: self._field(name, column[0]) for name, column in batch.columns.items()}
 
     def _field(self, name: str, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if value.numel() > 32 or value.ndim > 1:
-                return f"tensor of shape {tuple(value.shape)}"
-            return value.tolist()
-        if name == "target":
-            return self.tokens(value)
-        return value if isinstance(value, str | int | float | list | None) else str(value)
+        return self.tokens(value) if name == "target" and not isinstance(value, Tensor) else plain_entry(value)
 
 
 def output_rewards(

@@ -1,7 +1,7 @@
 """A gradient estimate, from a batch of contexts to gradients: sample, plan, complete, reward, score."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from corollout.compilation import wall_time
 from corollout.data import Batch
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Estimator, Plan, make_estimator
+from corollout.estimators.plans import SparsePlan
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode
 from corollout.rewards import AnyReward, as_reward
@@ -75,15 +76,30 @@ class Estimate:
 
         Zero beyond a row's length.
         """
-        trajectories = self.trajectories
+        return self.logits_of(slice(None))
+
+    def logits_of(self, rows: slice) -> Float[Tensor, "some step vocab"]:
+        """The same for some main trajectories."""
+        t = self.trajectories
+        part = Sequences(t.tokens[rows], t.lengths[rows], t.finished[rows])
         with torch.no_grad(), evaluation_mode(self.engine.policy):
-            outputs = score_rows(self.engine, self.memory, trajectories, trajectories.contexts)
-            return self.engine.head.logits(outputs, trajectories.tokens)
+            outputs = score_rows(self.engine, self.memory, part, t.contexts[rows])
+            return self.engine.head.logits(outputs, part.tokens)
 
     @property
     def gradient(self) -> Float[Tensor, "row step vocab"]:
         """The estimate of d reward / d logits, all of it; a context's rows add up."""
         return self.plan.gradient(self.rewards, full_precision(self.logits))
+
+    def gradient_of(self, rows: slice, logits: Float[Tensor, "some step vocab"]) -> Float[Tensor, "some step vocab"]:
+        """The same for some main trajectories, given their logits in full precision."""
+        if not isinstance(self.plan, SparsePlan):
+            return self.gradient[rows]
+        credits = self.plan.credits(self.rewards, self.scoring.scores)
+        first, stop, _ = rows.indices(len(self.trajectories.tokens))
+        inside = credits.select(((credits.row >= first) & (credits.row < stop)).nonzero().squeeze(1))
+        decisions = self.trajectories.decisions
+        return replace(inside, row=inside.row - first).gradient(logits, decisions and decisions.select(rows))
 
 
 def estimate(

@@ -18,13 +18,14 @@ from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
 from corollout.training.base import PROBES, ROLLOUTS, TARGET_ORDER, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
-from corollout.training.estimates import as_estimator, estimate
+from corollout.training.estimates import Estimate, as_estimator, estimate
 from corollout.training.imitation import Imitation
 from corollout.training.metrics import Metrics, peak_memory
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import require_scheduler
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
+from corollout.training.samples import Decode, Renderer, take_samples
 from corollout.training.settings import Clock
 from corollout.training.update_totals import UpdateTotals
 from corollout.training.watchdog import Seen, Watchdog
@@ -51,6 +52,10 @@ class Trainer(BaseTrainer[Metrics]):
     nats. Both are a part of every reward, so that estimates stay unbiased; metrics show rewards without them.
     ``mle_weight`` adds that many times the mean log-likelihood of the column ``target``, of the data or of
     ``mle_data``.
+
+    At the first update and every ``samples_every`` updates, sequences of the update are reported as an event with their
+    rewards, branches and the credit of every token (:class:`Samples`); a run keeps them. ``decode`` makes text of token
+    ids, or is the names of all tokens. That is not counted in ``seconds``.
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class Trainer(BaseTrainer[Metrics]):
         mle_data: Columns | None = None,
         ema_decay: float = 0.0,
         reward_weights: Sequence[float | int] | None = None,
+        samples_every: int = 0,
+        decode: Decode | None = None,
         on_event: Callback = ignore,
     ):
         super().__init__(
@@ -95,6 +102,9 @@ class Trainer(BaseTrainer[Metrics]):
         if scheduler is not None:
             require_scheduler(scheduler, optimizer)
         self.micro_batch, self.scheduler = micro_batch, scheduler
+        if samples_every < 0:
+            raise InputError(f"samples_every must be a number of updates, or 0 for no samples, not {samples_every}")
+        self.samples_every, self._renderer = samples_every, Renderer(decode, engine.eos)
         self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
         if kl is not None or entropy or reference is not None:
@@ -118,6 +128,8 @@ class Trainer(BaseTrainer[Metrics]):
                 self.engine, batch, self.reward, self.estimator, noise, check_score=self.updates == 0,
                 regulariser=self.regulariser, micro_batch=self.micro_batch,
             )  # fmt: skip
+            if not totals.trajectories and self.takes_samples:  # of the first batch
+                started += self._report_samples(sample, batch)
             sample.backward(contexts)
             if self.imitation is not None:
                 log_likelihood += self.imitation.backward(batch, done, contexts, self.device)
@@ -170,6 +182,18 @@ class Trainer(BaseTrainer[Metrics]):
         for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):
             self.on_event(warning(text))
         return metrics
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether sequences of the next update are reported."""
+        return self.samples_every > 0 and (self.updates == 0 or (self.updates + 1) % self.samples_every == 0)
+
+    def _report_samples(self, sample: Estimate, batch: Batch) -> float:
+        """Report sequences of an estimate; return the seconds that took."""
+        before = self.now()
+        samples = take_samples(sample, batch, self.updates + 1, self._renderer)
+        self.on_event(Event("samples", asdict(samples)))
+        return self.now() - before
 
     def warm_up_bookkeeping(self, batch: Batch) -> None:
         """What an update does with its gradients besides, for nothing, so that it is compiled."""

@@ -11,6 +11,7 @@ from corollout.errors import InputError, Interrupted
 from corollout.events import Callback, Event, ignore, warning
 from corollout.signals import deferred_stops
 from corollout.training.base import BaseTrainer
+from corollout.training.card import write_card
 from corollout.training.checkpoints import State, join_states, split_state
 from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import Unit
@@ -76,7 +77,10 @@ def fit(
         return summary
 
     def log(event: Event) -> None:
-        run.log(event.kind, dict(event.record))
+        if event.kind == "samples":
+            run.log_samples(dict(event.record))
+        else:
+            run.log(event.kind, dict(event.record))
         on_event(event)
 
     def counts() -> dict[str, Any]:
@@ -130,6 +134,7 @@ def fit(
             f"best_{metric}": progress.best_score,
             "stopped_early": progress.stopped,
         }
+        write_card(run, trainer, metric, summary)
         run.finish(summary)
     return summary
 

@@ -1,8 +1,9 @@
 """One run, one directory: its settings, what it measured, and the checkpoints from which it can be resumed.
 
-``config.toml``, ``metrics.jsonl``, ``events/`` for TensorBoard, ``checkpoints/``, ``best.safetensors``,
-``summary.json`` when it is finished, and ``.lock`` while it is written to. A run that is killed at any instant can be
-resumed; what it recorded after its last checkpoint is then dropped, because it will be recorded again.
+``config.toml``, ``metrics.jsonl``, ``samples.jsonl`` if samples are taken, ``events/`` for TensorBoard,
+``checkpoints/``, ``best.safetensors``, ``summary.json`` when it is finished, and ``.lock`` while it is written to. A
+run that is killed at any instant can be resumed; what it recorded after its last checkpoint is then dropped, because it
+will be recorded again.
 """
 
 import json
@@ -24,6 +25,7 @@ from corollout.text import quoted
 from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
 
 CONFIG = "config.toml"
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 
 
 def wrong_kind(kind: object) -> str:
@@ -41,7 +43,7 @@ class Run:
     def __init__(self, directory: Path, config: dict[str, Any], lock: FolderLock | None):
         self.directory, self.config = directory, config
         self._lock = lock
-        self._metrics: IO[bytes] | None = None
+        self._lines: dict[str, IO[bytes]] = {}  # open files of records
         self._events: EventFile | None = None
         self._purge_step: int | None = None
 
@@ -109,15 +111,17 @@ class Run:
         if "kind" in record:
             raise InputError("a record must not have an entry 'kind': it is an argument of its own")
         entries = _finite({"kind": kind, **record})
-        line = json.dumps(entries, allow_nan=False) + "\n"
-        metrics = self._metrics_file()
+        self._append(METRICS, entries)
         with _writing(self.directory):
-            append(metrics, line.encode())
             update = record.get("update")
             if isinstance(update, int):
                 numbers = {f"{kind}/{name}": value for name, value in numbers_of(entries).items()}
                 self._events = self._events or EventFile(self.directory / "events", self._purge_step)
                 self._events.scalars(update, numbers)
+
+    def log_samples(self, record: dict[str, Any]) -> None:
+        """Append a line to ``samples.jsonl``."""
+        self._append(SAMPLES, _finite(record))
 
     def measurements(self) -> list[dict[str, Any]]:
         """The records of updates and evaluations: after which update, and by name numbers or None, lists or mappings of
@@ -125,7 +129,7 @@ class Run:
         """
         records = [record for record in self.records() if record["kind"] in ("update", "evaluation")]
         for record in records:
-            where = f"{self.directory / 'metrics.jsonl'}: the record {reprlib.repr(record)}"
+            where = f"{self.directory / METRICS}: the record {reprlib.repr(record)}"
             check_entries(record, where, update=int, tokens=(int, float), seconds=(int, float))
             for name, value in record.items():
                 numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
@@ -135,7 +139,15 @@ class Run:
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """All records of a kind, or of every kind, in their order. An incomplete last line is left out."""
-        path = self.directory / "metrics.jsonl"
+        records = self._read(METRICS, kind=str)
+        return [record for record in records if kind is None or record["kind"] == kind]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """All samples that were taken, in their order. An incomplete last line is left out."""
+        return self._read(SAMPLES, update=int)
+
+    def _read(self, name: str, **types: type) -> list[dict[str, Any]]:
+        path = self.directory / name
         lines = read_bytes(path).split(b"\n")[:-1] if path.exists() else []
         records = []
         for number, line in enumerate(lines, start=1):
@@ -143,18 +155,19 @@ class Run:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number} is damaged: it is not valid JSON ({error})") from error
-            check_entries(record, f"{path}, line {number}", kind=str)
-            if kind is None or record["kind"] == kind:
-                records.append(record)
+            records.append(check_entries(record, f"{path}, line {number}", "", **types))
         return records
 
     def save(self, step: int, state: State) -> None:
-        """Write a checkpoint after ``step`` updates, together with the length of the metrics at that point."""
-        metrics = self._metrics_file()
-        with _writing(self.directory):
-            os.fsync(metrics.fileno())
-            length = os.fstat(metrics.fileno()).st_size
-        write_checkpoint(self.checkpoints, step, State(state.tensors, {"metrics": length, "state": state.values}))
+        """Write a checkpoint after ``step`` updates, together with the lengths of metrics and samples at that point."""
+        lengths = {}
+        for name in (METRICS, SAMPLES):
+            if name == METRICS or (self.directory / name).exists():
+                file = self._lines_file(name)
+                with _writing(self.directory):
+                    os.fsync(file.fileno())
+                    lengths[Path(name).stem] = os.fstat(file.fileno()).st_size
+        write_checkpoint(self.checkpoints, step, State(state.tensors, {**lengths, "state": state.values}))
 
     def load(self, on_event: Callback = ignore) -> tuple[int, State] | None:
         """Step and state of the newest complete checkpoint; None if the run was stopped before its first.
@@ -164,25 +177,29 @@ class Run:
         if self._lock is not None:
             settle_checkpoints(self.checkpoints)
         checkpoint = newest_checkpoint(self.checkpoints, on_event)
-        step, length = -1, 0
+        step, values = -1, {METRICS: 0, SAMPLES: 0}
         if checkpoint is not None:
-            step, values = checkpoint[0], checkpoint[1].values
-            length = check_entries(values, f"the checkpoint {step} of {self.directory}", metrics=int, state=dict)[
-                "metrics"
-            ]
+            step, given = checkpoint[0], {"samples": 0, **checkpoint[1].values}
+            check_entries(given, f"the checkpoint {step} of {self.directory}", metrics=int, samples=int, state=dict)
+            values = {name: given[Path(name).stem] for name in values}
         if self._lock is not None:
-            metrics = self._metrics_file()
-            if os.fstat(metrics.fileno()).st_size < length:
-                path = self.directory / "metrics.jsonl"
-                on_event(warning(f"{path} is shorter than at the checkpoint: some records are lost"))
-            else:
-                metrics.truncate(max(length, 0))
+            self._cut(METRICS, values[METRICS], on_event)
+            if (self.directory / SAMPLES).exists():
+                self._cut(SAMPLES, values[SAMPLES], on_event)
             if self._events is not None:
                 self._events.close()
             self._events, self._purge_step = None, step + 1
         if checkpoint is None:
             return None
         return step, State(checkpoint[1].tensors, checkpoint[1].values["state"])
+
+    def _cut(self, name: str, length: int, on_event: Callback) -> None:
+        """Drop what was recorded after a checkpoint."""
+        file = self._lines_file(name)
+        if os.fstat(file.fileno()).st_size < length:
+            on_event(warning(f"{self.directory / name} is shorter than at the checkpoint: some records are lost"))
+        else:
+            file.truncate(max(length, 0))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Record that the run is complete, and its results."""
@@ -191,11 +208,11 @@ class Run:
 
     def close(self) -> None:
         """Close all files and release the lock; closing again does nothing."""
-        metrics, events, lock = self._metrics, self._events, self._lock
-        self._metrics = self._events = self._lock = None
+        files, events, lock = list(self._lines.values()), self._events, self._lock
+        self._lines, self._events, self._lock = {}, None, None
         try:
             with _writing(self.directory):
-                for file in (metrics, events):
+                for file in (*files, events):
                     if file is not None:
                         file.close()
         finally:
@@ -212,14 +229,21 @@ class Run:
         if self._lock is None:
             raise InputError(f"the run {self.directory} is closed, or was opened for reading only")
 
-    def _metrics_file(self) -> IO[bytes]:
+    def _append(self, name: str, record: Any) -> None:
+        line = json.dumps(record, allow_nan=False) + "\n"
+        file = self._lines_file(name)
+        with _writing(self.directory):
+            append(file, line.encode())
+
+    def _lines_file(self, name: str) -> IO[bytes]:
         self._require_writer()
-        if self._metrics is None:
+        if name not in self._lines:
             with _writing(self.directory):
-                self._metrics = (self.directory / "metrics.jsonl").open("ab", buffering=0)
+                path = self.directory / name
+                self._lines[name] = path.open("ab", buffering=0)
                 # A sudden stop may leave a last line without an end.
-                self._metrics.truncate((self.directory / "metrics.jsonl").read_bytes().rfind(b"\n") + 1)
-        return self._metrics
+                self._lines[name].truncate(path.read_bytes().rfind(b"\n") + 1)
+        return self._lines[name]
 
 
 def require_no_run(directory: Path) -> None:
@@ -233,7 +257,7 @@ def require_no_run(directory: Path) -> None:
 def _refuse_run(directory: Path) -> None:
     if is_empty(directory):
         return
-    for name in (CONFIG, "metrics.jsonl", "checkpoints"):
+    for name in (CONFIG, METRICS, "checkpoints"):
         if (directory / name).exists():
             raise InputError(
                 f"{directory} already holds a run ({name}): resume it with --resume, or choose another directory"

@@ -117,6 +117,11 @@ class FinetuneSettings:
     clock: Clock = option("wall", "Measure seconds in wall-clock time or in CPU time of this process.")
     probe_every: int = option(0, "Measure variance and cost after every so many updates; 0 for never.", least=0)
     probes: str = option("rloo-8", "Estimators to measure besides the one in use, separated by semicolons.")
+    samples_every: int = option(
+        0,
+        "Keep sequences with their rewards and the credit of every token, after every so many updates; 0 for never.",
+        least=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -262,6 +262,8 @@ def _finetuning(
         clock=settings.clock,
         probe_every=settings.probe_every,
         probes=_probe_names(settings),
+        samples_every=settings.samples_every,
+        decode=task.tokens,
     )
     train_examples = task.train.first(settings.train_eval_examples)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from corollout.inspection.credit import Branch, Inspection, inspect_example, inspect_run
+from corollout.inspection.credit import Inspection, inspect_example, inspect_run
 from corollout.inspection.settings import InspectSettings
 from corollout.noise import Noise
 from corollout.rewards import Reward
@@ -20,6 +20,7 @@ from corollout.tasks.karel.metrics import SolvesTask
 from corollout.tasks.karel.view import KarelView
 from corollout.tasks.task import Task
 from corollout.training import Estimate, estimate
+from corollout.training.credit import Branch
 from corollout.training.run_weights import open_run
 from corollout.training.settings import FinetuneSettings, MachineSettings
 from corollout.training.start import create_finetuning

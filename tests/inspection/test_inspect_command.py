@@ -12,12 +12,13 @@ import pytest
 from PIL import Image
 
 from corollout.errors import InputError
-from corollout.inspection.credit import Branch, Inspection, inspect_run
+from corollout.inspection.credit import Inspection, inspect_run
 from corollout.inspection.page import inspection_page
 from corollout.inspection.settings import InspectSettings
 from corollout.reports.tables import reward_text
 from corollout.tasks.captioning.view import CaptionView
 from corollout.tasks.karel.view import KarelView
+from corollout.training.credit import Branch
 from tests.support.commands import output, refusal
 from tests.support.image_files import noise
 from tests.support.pages import Page

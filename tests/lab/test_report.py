@@ -124,7 +124,7 @@ def test_estimators_are_in_order_with_biased_ones_last():
     assert ticks(figure) == ["set-8", "rloo-8", "arsm", "sc", "rl-beam-8 †"]
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["Variance × tokens", "Variance × reward calls", "Variance × seconds"]
-    assert svg(figure).count("◂ 0") == 3
+    assert svg(figure, "text").count("◂ 0") == 3
 
 
 def test_several_points_are_lines_of_panels():
@@ -151,7 +151,7 @@ def test_nothing_to_compare_with(rows: tuple[Row, ...]):
     constant = lab(*rows)
     constant.rows[0] = row("rloo-8", 0.0, ratio=dict.fromkeys(COSTS), variance=ZERO)
     for figure in (costs(("best", constant)), variances(constant)):
-        assert svg(figure).startswith("<svg")
+        assert svg(figure, "text").startswith("<svg")
 
 
 def test_tables_have_intervals_and_marks():

@@ -193,7 +193,7 @@ def warm_up() -> None:
     machine.judge(machine.Programs.pack([[]]), np.zeros(1, np.int64), world, world)
     figure = Figure()
     figure.add_subplot().set_title("warm")
-    svg(figure)
+    svg(figure, "warm")
     png(figure)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page

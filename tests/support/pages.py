@@ -3,13 +3,15 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
+from corollout.reports.script import SCRIPT
+
 VOID = {"meta", "br", "img", "rect", "path", "circle"}
 
 
 class Page(HTMLParser):
-    """Refuses tags that do not match, ids that occur twice, and whatever would be loaded or run.
+    """Refuses tags that do not match, ids that occur twice, and whatever would be loaded or run but for our script.
 
-    Counts elements by tag and class.
+    Counts elements by tag and class; collects the data of plots and the texts of figures.
     """
 
     def __init__(self, path: Path):
@@ -18,14 +20,21 @@ class Page(HTMLParser):
         self.found: list[tuple[str, str | None]] = []
         self.images: list[str] = []
         self.ids: set[str | None] = set()
-        self.text = ""
+        self.plots: list[str] = []
+        self.labels: list[str | None] = []  # of figures
+        self.text = self.script = ""
         self.feed(path.read_text("utf-8"))
         assert self.open == []
+        assert self.script in ("", SCRIPT)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        assert tag not in ("script", "link", "iframe")
+        assert tag not in ("link", "iframe")
         assert not {"href", "onclick"} & given.keys()
+        if "data-plot" in given:
+            self.plots.append(given["data-plot"] or "")
+        if tag == "svg" and "aria-hidden" not in given:
+            self.labels.append(given.get("aria-label"))
         if "src" in given:
             assert tag == "img"
             assert (given["src"] or "").startswith("data:image/")
@@ -42,7 +51,9 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if "script" in self.open:
+            self.script += data
+        elif "style" not in self.open:
             self.text += data
 
     def count(self, tag: str, name: str) -> int:
