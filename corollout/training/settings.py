@@ -76,10 +76,12 @@ class FinetuneSettings:
     )
     schedule_updates: int | None = option(
         None,
-        "Updates, warm-up included, after which the learning rate is 0. [default: --budget, if it is in updates or "
-        "epochs; needed if it is in tokens or seconds]",
+        "Updates, warm-up included, after which the learning rate is 0; budget for as many as --budget, which must "
+        "then be in updates or epochs.",
         least=1,
         most=10**12,
+        none="budget",
+        metavar="<int|budget>",
     )
     kl: float = option(
         0.0,
