@@ -50,7 +50,7 @@ class FinetuneSettings:
         "arsm", "Gradient estimator, such as auto, arsm, ars-5, rloo-8, set-8, reinforce, sc, mc-2 or rl_beam."
     )
     learning_rate: float = option(5e-5, "Learning rate of Adam.", least=1e-9, most=1_000)
-    batch_size: int = option(16, "Contexts in an update.", least=1)
+    batch_size: int = option(16, "Contexts in a batch, which makes an update unless --accumulate is given.", least=1)
     unit: Unit = option("updates", "Unit of --budget and --evaluate-every.")
     budget: float = option(10_000.0, "How long to train, in that unit.", least=1e-9, most=1e15)
     evaluate_every: float = option(
@@ -76,11 +76,12 @@ class FinetuneSettings:
     )
     schedule_updates: int | None = option(
         None,
-        "Updates, warm-up included, after which the learning rate is 0. [default: --budget, if it is in updates or "
-        "epochs; needed if it is in tokens or seconds]",
+        "Updates, warm-up included, after which the learning rate is 0; budget for as many as --budget, which must "
+        "then be in updates or epochs.",
         least=1,
         most=10**12,
         none="budget",
+        metavar="<int|budget>",
     )
     kl: float = option(
         0.0,

@@ -95,7 +95,7 @@ def test_a_run_that_is_stopped_reaches_the_same_bits(tmp_path: Path, start: Path
 
 @pytest.mark.parametrize("kills", KILLS)
 def test_a_run_that_is_killed_often_reaches_the_same_bits(tmp_path: Path, start: Path, kills: int):
-    settings = replace(EVERYTHING, budget=60.0 * kills, evaluate_every=25.0, patience=0)
+    settings = replace(EVERYTHING, budget=30.0 * kills, evaluate_every=20.0, patience=0)
     for name in ("whole", "killed"):
         create_finetuning(tmp_path / name, start, settings, MachineSettings())
     resume_run(tmp_path / "whole")
