@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn.functional import pad
 
 from corollout.types import Branches, Trajectories
 
@@ -76,6 +75,8 @@ def count_equal(rewards: Float[Tensor, " source"], contexts: Int64[Tensor, " sou
     known = ~np.isnan(values)
     values, owners = values[known], owners[known]
     several = np.bincount(owners, minlength=count) > 1
+    if not several.any():
+        return 0, 0
     example = np.empty(count, values.dtype)
     example[owners] = values  # one of each context's rewards
     unequal = np.bincount(owners, values != example[owners], minlength=count)
@@ -91,30 +92,32 @@ def peak_memory(device: torch.device | str) -> float:
 
 
 # How many branches depart at each step or depth, and from how many places they could.
-Departures = Int64[Tensor, "2 _"]
+Departures = Int64[np.ndarray, "2 _"]
 
 
 def departures_by_step(trajectories: Trajectories, branches: Branches) -> Departures:
     """Branches that depart at each step, and main trajectories that reach it."""
-    lengths = trajectories.lengths
+    lengths = trajectories.lengths.cpu().numpy()
     steps = trajectories.tokens.shape[1] if len(lengths) else 0
-    reaching = (lengths[:, None] > torch.arange(steps, device=lengths.device)).sum(0)
-    return torch.stack([torch.bincount(branches.step, minlength=steps)[:steps], reaching])
+    reaching = len(lengths) - np.bincount(lengths, minlength=steps).cumsum()[:steps]
+    departing = np.bincount(branches.step.cpu().numpy(), minlength=steps)[:steps]
+    return np.stack([departing, reaching])
 
 
 def departures_by_depth(trajectories: Trajectories, branches: Branches) -> Departures:
     """Branches that leave a token's path at each depth of a tree, and tokens that decide there; none without a tree."""
     decisions = trajectories.decisions
     if decisions is None:
-        return trajectories.lengths.new_zeros(2, 0)
+        return np.zeros((2, 0), np.int64)
     cell = (branches.parent, branches.step)
     departing = ((decisions.other[cell] == branches.token[:, None]) & decisions.valid[cell]).sum(0)
     reaching = (decisions.valid & trajectories.mask[:, :, None]).sum((0, 1))
-    return torch.stack([departing, reaching])
+    return torch.stack([departing, reaching]).cpu().numpy()
 
 
 def departure_rates(counts: Sequence[Departures]) -> list[float]:
     """Branches per place at each step or depth, over several estimates."""
-    width = max(part.shape[1] for part in counts)
-    total = torch.stack([pad(part, (0, width - part.shape[1])) for part in counts]).sum(0)
-    return [round(rate, 4) for rate in (total[0] / total[1].clamp(min=1)).tolist()]
+    total = np.zeros((2, max(part.shape[1] for part in counts)), np.int64)
+    for part in counts:
+        total[:, : part.shape[1]] += part
+    return [round(rate, 4) for rate in (total[0] / total[1].clip(min=1)).tolist()]

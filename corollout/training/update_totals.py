@@ -38,11 +38,14 @@ class UpdateTotals:
         self._rewards += sample.own_rewards[:rows].tolist()
         for name, values in sample.reward_parts.items():
             self._parts.setdefault(name, []).extend(values[:rows].tolist())
-        contexts = torch.cat([trajectories.contexts, trajectories.contexts[branches.parent]])
+        contexts = trajectories.contexts
+        if len(branches):
+            contexts = torch.cat([contexts, contexts[branches.parent]])
         equal, several = count_equal(sample.own_rewards, contexts, sample.contexts)
         self._equal, self._several = self._equal + equal, self._several + several
-        self._finished += int(trajectories.finished.sum())
-        self._log_prob += float(trajectories.log_probs.sum())
+        # Sums of lists: an operation of PyTorch takes longer than to add up so few numbers.
+        self._finished += sum(trajectories.finished.tolist())
+        self._log_prob += math.fsum(trajectories.log_probs.tolist())
         if sample.penalty is not None and sample.penalty.divergence is not None:
             self._has_divergence = True
             self._divergence += rows * sample.penalty.divergence
