@@ -14,7 +14,7 @@ from corollout.lab.lab import Lab, default_estimators, run_lab
 from corollout.lab.settings import DEFAULT, LabSettings
 from corollout.noise import Noise
 from corollout.training.run_weights import load_weights, open_weights
-from corollout.training.runs import Run
+from corollout.training.runs import Run, kind_of, training_settings
 
 POINTS = "points"  # subfolder of the measurements
 EXAMPLES = 32
@@ -70,7 +70,7 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
     task, engine, _ = open_weights(run, settings.weights[0], machine)
     for weights in settings.weights[1:]:  # missing weights are reported before any work
         load_weights(run, weights, engine)
-    finetuning = run.section("finetune")
+    finetuning = training_settings(run.config) if kind_of(run.config) == "finetune" else {}
     reward_name = settings.reward or finetuning.get("reward") or task.rewards[0]
     reward = task.reward(reward_name)
     examples = min(settings.examples or finetuning.get("batch_size") or EXAMPLES, len(task.train))
@@ -102,7 +102,7 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
             on_event=forward,
         )
         points.append(Point(label, weights, update, lab))
-    return RunLab(run.config["task"], reward_name, settings, points)
+    return RunLab(run.task, reward_name, settings, points)
 
 
 def split_names(texts: Sequence[str]) -> list[str]:

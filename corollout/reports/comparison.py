@@ -28,7 +28,7 @@ from corollout.reports.run_results import (
 )
 from corollout.reports.tables import NOTHING, count_text, interval_text, number, score_text, setting_text, signed, times
 from corollout.tasks.task import Metric
-from corollout.training.runs import Run
+from corollout.training.runs import FIT, Run, kind_of, training_settings
 
 KIND = "comparison"
 MLE = "MLE"
@@ -183,12 +183,9 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
     groups: dict[str, MethodRuns] = {}
     settings: dict[str, dict[str, Any]] = {}
     for directory in directories:
-        run = Run.open(directory)
-        kind = str(run.config.get("kind"))
-        own = {"kind": kind, **run.section(kind), **run.section("model")}
-        own.pop("seed", None)
+        own = _method_settings(Run.open(directory))
         key = toml_text(own)
-        label = method_label(str(own["estimator"])) if "estimator" in own else MLE
+        label = method_label(str(own["estimator"])) if "estimator" in own else str(own.get("label", MLE))
         groups.setdefault(key, MethodRuns(label, [])).runs.append(directory)
         settings[key] = own
     named = []
@@ -199,6 +196,18 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
         shown = [f"{names[name]} {setting_text(settings[key][name])}" for name in differing]
         named.append(MethodRuns(", ".join([group.label, *shown]), group.runs))
     return named
+
+
+def _method_settings(run: Run) -> dict[str, Any]:
+    """The settings of a run that its seed does not change."""
+    config = run.config
+    if "kind" in config:
+        own = {"kind": kind_of(config), **training_settings(config), **run.section("model")}
+    else:  # made in Python, with settings of the user's
+        own = {**config, **config.get(FIT, {})}
+        own = {name: value for name, value in own.items() if name not in (FIT, "inputs", "machine", "start")}
+    own.pop("seed", None)
+    return own
 
 
 def method_label(estimator: str) -> str:
@@ -231,13 +240,15 @@ def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
         pair = f"cannot compare {first.directory} and {run.directory}: "
         if run.config.get("task") != first.config.get("task"):
             raise InputError(f"{pair}their tasks are {first.config.get('task')!r} and {run.config.get('task')!r}")
+        if run.metric != first.metric:
+            raise InputError(f"{pair}their metrics are {first.metric.key!r} and {run.metric.key!r}")
         for split in SPLITS:
             counts = [one.splits[split].count for one in (first, run) if split in one.splits]
             if len(counts) == 2 and None not in counts and counts[0] != counts[1]:
                 raise InputError(
                     f"{pair}they were evaluated on {counts[0]} and {counts[1]} {run.metric.examples} ({split})"
                 )
-    folders = sorted({str(run.config.get("data", {}).get("folder")) for run in runs})
+    folders = sorted({run.data_folder for run in runs})
     names = ", ".join(Path(folder).name for folder in folders)
     return [f"The runs were trained on data from different folders: {names}."] if len(folders) > 1 else []
 
@@ -258,13 +269,14 @@ def _sum_up(
             if len(pairs) == len(runs):
                 gains[split] = paired_difference(pairs)
 
+    settings = [run.settings for run in runs]
     tenth = [max(1, len(run.updates) // 10) for run in runs]
     return MethodSummary(
         label=label,
         kind=kinds[0],
         runs=[str(run.directory) for run in runs],
-        seeds=[int(run.settings.get("seed", 0)) for run in runs],
-        learning_rates=sorted({float(run.settings["learning_rate"]) for run in runs}),
+        seeds=[int(own.get("seed", 0)) for own in settings],
+        learning_rates=sorted({float(own["learning_rate"]) for own in settings if "learning_rate" in own}),
         scores=scores,
         gains=gains,
         **{total: float(np.mean([run.totals[total] for run in runs])) for total in ("updates", "tokens", "seconds")},

@@ -13,9 +13,9 @@ from corollout.errors import InputError
 from corollout.reports import html
 from corollout.reports.axis import Axis
 from corollout.reports.figures import figure_style, log_ticks, series_style, svg
-from corollout.reports.run_results import MethodRuns
+from corollout.reports.run_results import MethodRuns, metric_of
 from corollout.reports.typed import build
-from corollout.tasks.task import find_task
+from corollout.tasks.task import Metric
 from corollout.text import shortened
 from corollout.training.runs import Run
 
@@ -42,12 +42,12 @@ _VARIANCE = Panel("gradient_variance", "update", "Gradient variance (log₁₀)"
 _UPDATE_PANELS = (_VARIANCE, Panel("rollouts_per_step", "update", "Rollouts per step"))
 
 
-def _task_panels(task: str | None) -> tuple[list[Panel], list[Panel]]:
+def _task_panels(metric: Metric) -> tuple[list[Panel], list[Panel]]:
     """The panels of fine-tuning, and those of maximum likelihood."""
-    metric = find_task(task).metric
     unit = f" ({metric.unit.strip()})" if metric.unit else ""
-    train = Panel(f"train_{metric.key}", "evaluation", f"Training {metric.name}{unit}", "percent")
-    val = Panel(metric.key, "evaluation", f"Validation {metric.name}{unit}", "percent")
+    scale = "percent" if metric.scale == 100 else "plain"
+    train = Panel(f"train_{metric.key}", "evaluation", f"Training {metric.name}{unit}", scale)
+    val = Panel(metric.key, "evaluation", f"Validation {metric.name}{unit}", scale)
     return [*_UPDATE_PANELS, train, val], [Panel("loss", "update", "Loss (nats per token)"), val]
 
 
@@ -141,7 +141,7 @@ def training_curves(groups: Sequence[MethodRuns], x: Axis, name: str = "figure")
     For maximum likelihood alone, its loss and its validation score.
     """
     methods = [read_curves(group, x) for group in groups]
-    tuning, teaching = _task_panels(Run.open(groups[0].runs[0]).config.get("task"))
+    tuning, teaching = _task_panels(metric_of(Run.open(groups[0].runs[0]).config))
     known = {key for one in methods for key in one.bands}
     panels = tuning if any(panel.key in known for panel in _UPDATE_PANELS) else teaching
     panels = [panel for panel in panels if panel.key in known]
@@ -152,7 +152,7 @@ def read_curves(group: MethodRuns, x: Axis) -> MethodCurves:
     """A method's curves against seconds, tokens or updates, from its run directories."""
     runs = [Run.open(directory) for directory in group.runs]
     records = [run.measurements() for run in runs]
-    tuning, teaching = _task_panels(runs[0].config.get("task"))
+    tuning, teaching = _task_panels(metric_of(runs[0].config))
     bands, start = {}, {}
     for panel in dict.fromkeys((*tuning, *teaching)):
         series = [_series(run, panel, x) for run in records]

@@ -11,8 +11,9 @@ import numpy as np
 from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.files import check_entries, read_json
+from corollout.tasks.spec import is_task_path
 from corollout.tasks.task import Metric, Share, Z, find_task, mean_interval
-from corollout.training.runs import CONFIG, Run, wrong_kind
+from corollout.training.runs import CONFIG, KINDS, Run, kind_of, training_settings, wrong_kind
 from corollout.training.settings import FinetuneSettings, PretrainSettings
 
 SPLITS = ("val", "test")
@@ -50,15 +51,20 @@ class RunResult:
 
     @property
     def kind(self) -> str:
-        return self.config["kind"]
+        return kind_of(self.config)
 
     @property
     def metric(self) -> Metric:
-        return find_task(self.config.get("task")).metric
+        return metric_of(self.config)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.config[self.kind]
+        return training_settings(self.config)
+
+    @property
+    def data_folder(self) -> str:
+        data = self.config.get("data")
+        return str(data.get("folder") if isinstance(data, dict) else data)
 
     def mean(self, key: str, first: int | None = None, last: int | None = None) -> float | None:
         """Mean of what updates recorded, from the first to before the last."""
@@ -77,14 +83,15 @@ class RunResult:
 def read_run(directory: Path) -> RunResult:
     """Read a run, finished or not; it must have been evaluated at least once."""
     run = Run.open(directory)
-    kind = run.config.get("kind")
-    if kind not in ("pretrain", "finetune") or not run.section(kind):
+    kind = kind_of(run.config)
+    if kind not in KINDS or not training_settings(run.config):
         raise InputError(f"{directory} is not a training run: {wrong_kind(kind)}")
-    settings = {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind]
-    from_table(settings, run.section(kind), str(directory / CONFIG))
-    for section in ("data", "model", "start", "machine"):
-        run.section(section)
-    metric = find_task(run.config.get("task")).metric
+    if "kind" in run.config:  # else it was made in Python, and its settings may be anything
+        settings = {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind]
+        from_table(settings, run.section(kind), str(directory / CONFIG))
+        for section in ("data", "model", "start", "machine"):
+            run.section(section)
+    metric = metric_of(run.config)
     records, summary = run.measurements(), run.summary
     evaluations = [r for r in records if r["kind"] == "evaluation" and r.get(metric.key) is not None]
     updates = [r for r in records if r["kind"] == "update"]
@@ -97,6 +104,17 @@ def read_run(directory: Path) -> RunResult:
     totals = summary or {**last, "updates": last.get("update")}
     check_entries(totals, directory / "summary.json", **dict.fromkeys(("updates", "tokens", "seconds"), (int, float)))
     return RunResult(directory, run.config, updates, evaluations, splits, totals, bool(summary))
+
+
+def metric_of(config: Mapping[str, Any]) -> Metric:
+    """What a run is compared by: its task's metric or, if it was made in Python with another one, that."""
+    task, key = config.get("task"), training_settings(config).get("metric")
+    if "kind" in config or not isinstance(key, str):
+        return find_task(task).metric
+    if is_task_path(task) and (metric := find_task(task).metric).key == key:
+        return metric
+    meaning = "what the run's own evaluation returned"
+    return Metric(key, key.replace("_", " "), "", "examples", meaning, is_share=False, scale=1.0, digits=3)
 
 
 def read_splits(directory: Path, metric: Metric) -> dict[str, SplitScore]:
@@ -141,7 +159,8 @@ def _of_record(record: Mapping[str, Any], metric: Metric) -> SplitScore:
 
 def starting_point(run: RunResult, parent: Path | None = None) -> dict[str, SplitScore]:
     """The scores a fine-tuning started from: those of its parent, or its own evaluation before the first update."""
-    folder = parent or run.config.get("start", {}).get("run")
+    start = run.config.get("start")
+    folder = parent or (start.get("run") if isinstance(start, dict) else None)
     splits = read_splits(Path(folder), run.metric) if folder else {}
     if "val" not in splits and run.evaluations and run.evaluations[0]["update"] == 0:
         splits["val"] = _of_record(run.evaluations[0], run.metric)

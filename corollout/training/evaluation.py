@@ -4,18 +4,20 @@ from typing import Literal
 
 import torch
 
-from corollout.data import Columns
+from corollout.arguments import require_count, require_instance
+from corollout.data import Columns, Data, check_device
 from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.rewards import Reward, RewardFunction
 from corollout.rollouts import Engine
+from corollout.text import quoted
 from corollout.training.estimates import as_reward
 from corollout.types import Sampler
 
 
 def evaluate(
     engine: Engine,
-    data: Columns,
+    data: Data,
     reward: Reward | RewardFunction,
     *,
     mode: Literal["greedy", "sample"] = "greedy",
@@ -24,6 +26,12 @@ def evaluate(
     device: torch.device | str = "cpu",
 ) -> float:
     """The mean reward of greedy sequences, or of sampled ones, over a data set; skipped ones are left out."""
+    require_instance("engine", engine, Engine, "an Engine, as in Engine(policy, bos=1, eos=0, max_length=20)")
+    data = Columns.of(data)
+    if mode not in ("greedy", "sample"):
+        raise InputError(f"mode must be 'greedy' or 'sample', not {quoted(mode)}")
+    require_count("batch_size", batch_size)
+    check_device(device)
     if len(data) == 0:
         raise InputError("there is no example to evaluate on")
     reward = as_reward(reward)

@@ -40,6 +40,7 @@ def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = Non
     """The same for a run that is open already; ``machine`` overrides the run's machine settings."""
     config = {**run.config, "machine": {**run.section("machine"), **(machine or {})}}
     settings = from_table(MachineSettings, config["machine"], str(run.directory / CONFIG))
+    config["task"] = run.task
     require_data(run)
     task = open_task(config)
     use_threads(settings.threads)

@@ -7,7 +7,7 @@ data, the tree and the reward, by which a run that is resumed notices that they 
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from corollout.training.loop import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
 from corollout.training.optimizers import make_adam
 from corollout.training.run_weights import START, open_run, require_data
-from corollout.training.runs import CONFIG, Run, require_no_run, wrong_kind
+from corollout.training.runs import CONFIG, FIT, KINDS, Run, require_no_run, wrong_kind
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
@@ -95,7 +95,7 @@ def create_finetuning(
     parent = Run.open(start)
     if data is None:
         require_data(parent, "name its new place with --data")
-    spec = find_task(parent.config.get("task"))
+    spec = find_task(parent.task)
     reward = settings.reward or spec.rewards[0]
     if reward not in spec.rewards:
         raise InputError(f"the task {spec.name!r} has no reward {reward!r}: choose one of {', '.join(spec.rewards)}")
@@ -151,20 +151,25 @@ def _probe_names(settings: FinetuneSettings) -> list[str]:
 
 
 def resume_run(
-    directory: Path, on_event: Callback = ignore, accept_changes: bool = False, threads: int | None = None
+    directory: Path,
+    on_event: Callback = ignore,
+    accept_changes: bool = False,
+    threads: int | None = None,
+    longer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run what the settings of a run say, from its newest checkpoint on; return its summary.
 
     Data, tree and reward must be those that the run began with, unless ``accept_changes``. ``threads`` is another
-    number of threads than the run's, with which the weights may differ by rounding.
+    number of threads than the run's, with which the weights may differ by rounding. ``longer`` are settings by which
+    the run is to be longer than it was, finished or not (see :data:`EXTENDABLE`); the run keeps them.
     """
     with Run.open(directory, resume=True) as run:
         kind, config = run.config.get("kind"), str(directory / CONFIG)
-        if kind not in ("pretrain", "finetune"):
-            raise InputError(f"{directory} cannot be resumed: {wrong_kind(kind)}")
+        require_resumable(run)
         require_data(run)
-        metric = find_task(run.config.get("task")).metric.key
-        if (summary := run.summary) is not None:
+        metric = find_task(run.task).metric.key
+        settings, schedule = _extended(run, longer or {})
+        if (summary := run.summary) is not None and schedule.is_complete(summary):
             path, advice = directory / "summary.json", "remove it to resume the run"
             numbers: dict[str, Any] = {"updates": int, "best_update": int, f"best_{metric}": (int, float)}
             return check_entries(summary, path, advice, **numbers)
@@ -172,16 +177,65 @@ def resume_run(
         if threads is not None and threads != machine.threads:
             on_event(warning(f"the run began with --threads {machine.threads}; with {threads}, rounding may differ"))
         use_threads(threads or machine.threads)
+        run_config = {**run.config, kind: settings}
         if kind == "finetune":
             start = directory / START
-            training = _finetuning(run.config, read_weights(start)[0], str(start), config, on_event)
+            training = _finetuning(run_config, read_weights(start)[0], str(start), config, on_event)
         else:
             tree = directory / TREE
-            training = _pretraining(run.config, tree if tree.exists() else None, config, on_event)
+            training = _pretraining(run_config, tree if tree.exists() else None, config, on_event)
         _check_inputs(run, _inputs(training, run.config), accept_changes, on_event)
         if isinstance(training.trainer, Trainer):
             warm_up(training.trainer)
+        run.change_settings(kind, settings)
         return fit(training.trainer, run, training.schedule, training.evaluate, metric, on_event=on_event)
+
+
+# The settings of each kind of run that may be larger when it is resumed.
+EXTENDABLE = {"pretrain": ("epochs", "patience"), "finetune": ("budget",)}
+
+
+def require_resumable(run: Run) -> None:
+    """Raise an error unless the command line can continue a run."""
+    if "kind" not in run.config and FIT in run.config:
+        raise InputError(
+            f"{run.directory} was made in Python, and is continued there: open it with "
+            f"Run.open({str(run.directory)!r}, resume=True), and call fit as before"
+        )
+    if (kind := run.config.get("kind")) not in KINDS:
+        raise InputError(f"{run.directory} cannot be resumed: {wrong_kind(kind)}")
+
+
+def _extended(run: Run, longer: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
+    """The settings of a run's training with those that are larger, and the schedule that follows from them."""
+    kind, where = run.config["kind"], str(run.directory / CONFIG)
+    schedule_of, cls = {
+        "pretrain": (_pretraining_schedule, PretrainSettings), "finetune": (_finetuning_schedule, FinetuneSettings),
+    }[kind]  # fmt: skip
+    before = from_table(cls, run.section(kind), where)
+    for name, value in longer.items():
+        if value < (old := getattr(before, name)):
+            raise InputError(
+                f"a resumed run can be made longer, not shorter: the {name} of {run.directory} is {old:g}, more than "
+                f"{value:g}"
+            )
+    after = replace(before, **longer)
+    schedule, summary = schedule_of(after), run.summary
+    if after != before and summary is not None and schedule.is_complete(summary):
+        reason = "has trained for all of its epochs: a larger --patience changes nothing, more --epochs do"
+        if summary.get("stopped_early"):
+            misses = f"stopped because {summary.get('misses')} evaluations had brought no improvement"
+            reason = f"{misses}: more --epochs change nothing, a larger --patience does"
+        raise InputError(f"{run.directory} {reason}")
+    return {**run.section(kind), **longer}, schedule
+
+
+def _pretraining_schedule(settings: PretrainSettings) -> Schedule:
+    return Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
+
+
+def _finetuning_schedule(settings: FinetuneSettings) -> Schedule:
+    return Schedule(settings.unit, settings.budget, settings.evaluate_every)
 
 
 @dataclass(frozen=True)
@@ -218,7 +272,7 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
         device=task.device,
         clock=settings.clock,
     )
-    schedule = Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
+    schedule = _pretraining_schedule(settings)
     return _Training(task, trainer, schedule, lambda: task.evaluate(engine, task.val).numbers(), stored)
 
 
@@ -251,7 +305,7 @@ def _finetuning(
         train_score = float(task.evaluate(engine, train_examples).scores.mean())
         return {**task.evaluate(engine, task.val).numbers(), f"train_{task.metric.key}": train_score}
 
-    return _Training(task, trainer, Schedule(settings.unit, settings.budget, settings.evaluate_every), evaluate)
+    return _Training(task, trainer, _finetuning_schedule(settings), evaluate)
 
 
 def _inputs(training: _Training, config: dict[str, Any]) -> dict[str, str]:

@@ -126,9 +126,10 @@ def test_a_run_of_no_kind(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     text = config.read_text()
-    for entry, found in (("", "is missing"), ('kind = "trial"', "is 'trial'")):
+    missing = 'its config.toml has no entry "kind" ("pretrain" or "finetune"), and no section "fit" of a call of fit'
+    wrong = """the entry "kind" of its config.toml is 'trial', and must be "pretrain" or "finetune\""""
+    for entry, said in (("", missing), ('kind = "trial"', wrong)):
         config.write_text(text.replace('kind = "pretrain"', entry))
-        said = f'the entry "kind" of its config.toml {found}, and must be "pretrain" or "finetune"'
         assert refusal("compare", tmp_path / "run", "--out", tmp_path / "new") == (
             f"{tmp_path / 'run'} is not a training run: {said}"
         )
