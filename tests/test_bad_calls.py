@@ -268,7 +268,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "score of a list": (lambda: updated(Altered(score=lambda p, m, t: [1])), "policy.score must return logits"),
     "rows of a batch": (lambda: updated(Altered(encode=by_batch)), "the policy's rows depend on their batch"),
     "changing states": (
-        lambda: updated(Altered(start=started, step=in_place)),
+        lambda: updated(Altered(start=started, step=in_place, score=counted), estimator="reinforce"),
         "policy.step changes its state in place",
     ),
     # Maximum likelihood
@@ -357,10 +357,19 @@ def started(policy: Any, memory: Any) -> Any:
     }
 
 
+def counted(policy: Any, memory: Any, tokens: Any) -> Any:
+    return endless(policy.score(memory, tokens)) * torch.arange(1, tokens.shape[1] + 1)[:, None]
+
+
+def endless(logits: torch.Tensor) -> torch.Tensor:
+    """No sequence ends, so that the engine keeps the states of all rows as they are."""
+    return logits.index_fill(-1, torch.tensor([EOS]), -100.0)
+
+
 def in_place(policy: Any, state: Any, tokens: Any) -> Any:
     logits, inner = policy.step(state["inner"], tokens)
     state["count"] += 1
-    return logits * state["count"], {"inner": inner, "count": state["count"]}
+    return endless(logits) * state["count"], {"inner": inner, "count": state["count"]}
 
 
 @pytest.mark.filterwarnings("ignore::corollout.events.TrainingWarning")

@@ -10,7 +10,14 @@ from corollout.config import argument, from_table, merge, option, read_toml, req
 from corollout.errors import InputError
 from corollout.reports.axis import Axis
 from corollout.tasks.spec import TaskSpec, find_task
-from corollout.training.settings import WEIGHTS_HELP, FinetuneSettings, MachineSettings, PretrainSettings
+from corollout.training.settings import (
+    DATA_HELP,
+    DEVICE_HELP,
+    WEIGHTS_HELP,
+    FinetuneSettings,
+    MachineSettings,
+    PretrainSettings,
+)
 
 AUTO = "auto"
 ACCEPT_CHANGES = "With --resume: continue although the data, the tree or the reward has changed since the run began."
@@ -44,6 +51,8 @@ class Evaluating:
     split: str = option("test", "Examples to evaluate on: train, val or test.")
     beam: int = option(10, "Size of the beam; 0 for greedy decoding only.", least=0)
     weights: str = option("best", WEIGHTS_HELP)
+    data: Path | None = option(None, DATA_HELP)
+    device: str | None = option(None, DEVICE_HELP)
     json: bool = switch("Print the numbers as JSON.")
 
 

@@ -196,7 +196,7 @@ def inspect_run(settings: InspectSettings) -> Inspection:
     default = "bt-arsm" if run.section("model").get("head") == "tree" else "arsm"
     estimator = settings.estimator or finetuning.get("estimator", default)
     make_estimator(estimator)  # an unknown name is reported before anything is loaded
-    task, engine = open_run(settings.run, settings.weights)
+    task, engine = open_run(settings.run, settings.weights, settings.device, settings.data)
     return inspect_example(
         task, engine, settings.split, settings.index, estimator, finetuning.get("reward"), settings.seed
     )

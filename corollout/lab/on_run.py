@@ -67,7 +67,7 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
     names = split_names(settings.estimators)
     machine = {"device": settings.device, "threads": settings.threads}
     machine = {name: value for name, value in machine.items() if value is not None}
-    task, engine, _ = open_weights(run, settings.weights[0], machine)
+    task, engine, _ = open_weights(run, settings.weights[0], machine, settings.data)
     for weights in settings.weights[1:]:  # missing weights are reported before any work
         load_weights(run, weights, engine)
     finetuning = training_settings(run.config) if kind_of(run.config) == "finetune" else {}

@@ -31,17 +31,29 @@ class OpenedRun(NamedTuple):
     update: int | None
 
 
-def open_run(directory: Path, weights: str = "best") -> tuple[Task, Engine]:
-    """A run's task, and an engine with some of its weights (see :func:`load_weights`)."""
-    return open_weights(Run.open(directory), weights)[:2]
+def open_run(
+    directory: Path, weights: str = "best", device: str | None = None, data: Path | None = None
+) -> tuple[Task, Engine]:
+    """A run's task, and an engine with some of its weights (see :func:`load_weights`).
+
+    ``device`` and ``data`` are where to compute and where the data is, if that is not as in the run.
+    """
+    return open_weights(Run.open(directory), weights, {} if device is None else {"device": device}, data)[:2]
 
 
-def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = None) -> OpenedRun:
+def open_weights(
+    run: Run, weights: str, machine: Mapping[str, Any] | None = None, data: Path | None = None
+) -> OpenedRun:
     """The same for a run that is open already; ``machine`` overrides the run's machine settings."""
     config = {**run.config, "machine": {**run.section("machine"), **(machine or {})}}
     settings = from_table(MachineSettings, config["machine"], str(run.directory / CONFIG))
     config["task"] = run.task
-    require_data(run)
+    if data is None:
+        require_data(run, "name its new place with --data")
+    elif not data.exists():
+        raise InputError(f"there is no data at {data}: name the folder of the data with --data")
+    else:
+        config["data"] = {**run.section("data"), "folder": os.path.realpath(data)}
     task = open_task(config)
     use_threads(settings.threads)
     engine = task.engine()

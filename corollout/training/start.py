@@ -331,9 +331,16 @@ def _check_inputs(run: Run, inputs: dict[str, str], accept_changes: bool, on_eve
     on_event(warning(what))
 
 
-def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> tuple[Task, Evaluation]:
+def evaluate_run(
+    directory: Path,
+    split: str = "test",
+    beam: int = 0,
+    weights: str = "best",
+    device: str | None = None,
+    data: Path | None = None,
+) -> tuple[Task, Evaluation]:
     """A run's task, and the evaluation of its weights on a split."""
-    task, engine = open_run(directory, weights)
+    task, engine = open_run(directory, weights, device, data)
     return task, task.evaluate(engine, task.split(split), beam)
 
 

@@ -108,7 +108,7 @@ def test_commands_make_runs_longer(tmp_path: Path):
     assert _weights(tmp_path / "short") == _weights(tmp_path / "long")
 
     for name, budget in (("tuned", 3.0), ("whole", 5.0)):
-        tuning = FinetuneSettings("rloo-2", batch_size=8, budget=budget, evaluate_every=1, train_eval_examples=4)
+        tuning = FinetuneSettings("rloo-2", batch_size=8, budget=budget, evaluate_every=1.0, train_eval_examples=4)
         create_finetuning(tmp_path / name, tmp_path / "long", tuning, MachineSettings())
         resume_run(tmp_path / name, ignore)
     run = tmp_path / "tuned"
