@@ -8,7 +8,7 @@ data, the tree and the reward, by which a run that is resumed notices that they 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampl
 from corollout.training.optimizers import make_adam, make_scheduler
 from corollout.training.regularisation import KL
 from corollout.training.run_weights import START, open_run, require_data, set_temperature
-from corollout.training.runs import CONFIG, Run, require_no_run, wrong_kind
+from corollout.training.runs import CONFIG, FIT, Run, is_of_command, require_no_run, wrong_kind
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
@@ -99,7 +99,7 @@ def create_finetuning(
     parent = Run.open(start)
     if data is None:
         require_data(parent, "name its new place with --data")
-    spec = find_task(parent.config.get("task"))
+    spec = find_task(parent.task)
     rewards = reward_names(settings.reward) or list(spec.rewards[:1])
     for reward in rewards:
         if reward not in spec.rewards:
@@ -159,20 +159,25 @@ def _probe_names(settings: FinetuneSettings) -> list[str]:
 
 
 def resume_run(
-    directory: Path, on_event: Callback = ignore, accept_changes: bool = False, threads: int | None = None
+    directory: Path,
+    on_event: Callback = ignore,
+    accept_changes: bool = False,
+    threads: int | None = None,
+    longer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run what the settings of a run say, from its newest checkpoint on; return its summary.
 
     Data, tree and reward must be those that the run began with, unless ``accept_changes``. ``threads`` is another
-    number of threads than the run's, with which the weights may differ by rounding.
+    number of threads than the run's, with which the weights may differ by rounding. ``longer`` are settings by which
+    the run is to be longer than it was, finished or not (see :data:`EXTENDABLE`); the run keeps them.
     """
     with Run.open(directory, resume=True) as run:
         kind, config = run.config.get("kind"), str(directory / CONFIG)
-        if kind not in ("pretrain", "finetune"):
-            raise InputError(f"{directory} cannot be resumed: {wrong_kind(kind)}")
+        require_resumable(run)
         require_data(run)
-        metric = find_task(run.config.get("task")).metric.key
-        if (summary := run.summary) is not None:
+        metric = find_task(run.task).metric.key
+        settings, schedule = _extended(run, longer or {})
+        if (summary := run.summary) is not None and schedule.is_complete(summary):
             path, advice = directory / "summary.json", "remove it to resume the run"
             numbers: dict[str, Any] = {"updates": int, "best_update": int, f"best_{metric}": (int, float)}
             return check_entries(summary, path, advice, **numbers)
@@ -180,16 +185,80 @@ def resume_run(
         if threads is not None and threads != machine.threads:
             on_event(warning(f"the run began with --threads {machine.threads}; with {threads}, rounding may differ"))
         use_threads(threads or machine.threads)
+        run_config = {**run.config, kind: settings}
         if kind == "finetune":
             start = directory / START
-            training = _finetuning(run.config, read_weights(start)[0], str(start), config, on_event)
+            training = _finetuning(run_config, read_weights(start)[0], str(start), config, on_event)
         else:
             tree = directory / TREE
-            training = _pretraining(run.config, tree if tree.exists() else None, config, on_event)
+            training = _pretraining(run_config, tree if tree.exists() else None, config, on_event)
         _check_inputs(run, _inputs(training, run.config), accept_changes, on_event)
         if isinstance(training.trainer, Trainer):
             warm_up(training.trainer)
+        run.change_settings(kind, settings)
         return fit(training.trainer, run, training.schedule, training.evaluate, metric, on_event=on_event)
+
+
+# The settings of each kind of run that may be larger when it is resumed.
+EXTENDABLE = {"pretrain": ("epochs", "patience"), "finetune": ("budget", "patience")}
+
+
+def require_resumable(run: Run) -> None:
+    """Raise an error unless the command line can continue a run."""
+    if not is_of_command(run.config) and FIT in run.config:
+        raise InputError(
+            f"{run.directory} was made in Python, and is continued there: open it with "
+            f"Run.open({str(run.directory)!r}, resume=True), and call fit as before"
+        )
+    if not is_of_command(run.config):
+        raise InputError(f"{run.directory} cannot be resumed: {wrong_kind(run.config.get('kind'))}")
+
+
+def _extended(run: Run, longer: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
+    """The settings of a run's training with those that are larger, and the schedule that follows from them."""
+    kind, where = run.config["kind"], str(run.directory / CONFIG)
+    schedule_of, cls = {
+        "pretrain": (_pretraining_schedule, PretrainSettings), "finetune": (_finetuning_schedule, FinetuneSettings),
+    }[kind]  # fmt: skip
+    before = from_table(cls, run.section(kind), where)
+    for name, value in longer.items():
+        old = getattr(before, name)
+        if (value or math.inf) < (old or math.inf):  # a patience of 0 never ends
+            raise InputError(
+                f"a resumed run can be made longer, not shorter: the {name} of {run.directory} is {old:g}, more than "
+                f"{value:g}"
+            )
+    after = replace(before, **longer)
+    if after != before and isinstance(after, FinetuneSettings):
+        _require_rate(run, before, after)
+    schedule, summary = schedule_of(after), run.summary
+    if after != before and summary is not None and schedule.is_complete(summary):
+        length = "--epochs" if kind == "pretrain" else "--budget"
+        reason = (
+            f"has trained for all of its {schedule.unit}: a larger --patience changes nothing, a larger {length} does"
+        )
+        if summary.get("stopped_early"):
+            misses = f"stopped because {summary.get('misses')} evaluations had brought no improvement"
+            reason = f"{misses}: a larger {length} changes nothing, a larger --patience does"
+        raise InputError(f"{run.directory} {reason}")
+    return {**run.section(kind), **longer}, schedule
+
+
+def _require_rate(run: Run, before: FinetuneSettings, after: FinetuneSettings) -> None:
+    """Raise an error if a longer fine-tuning would have had another learning rate from the start."""
+    if after.budget > before.budget and after.schedule != "constant" and after.schedule_updates is None:
+        raise InputError(
+            f"the learning rate of {run.directory} falls to 0 with the end of its budget, so that it cannot be made "
+            f"longer: start another fine-tuning from its weights"
+        )
+
+
+def _pretraining_schedule(settings: PretrainSettings) -> Schedule:
+    return Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
+
+
+def _finetuning_schedule(settings: FinetuneSettings) -> Schedule:
+    return Schedule(settings.unit, settings.budget, settings.evaluate_every, settings.patience or None)
 
 
 @dataclass(frozen=True)
@@ -226,7 +295,7 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
         device=task.device,
         clock=settings.clock,
     )
-    schedule = Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
+    schedule = _pretraining_schedule(settings)
     return _Training(task, trainer, schedule, lambda: task.evaluate(engine, task.val).numbers(), stored)
 
 
@@ -271,8 +340,7 @@ def _finetuning(
         train_score = float(task.evaluate(engine, train_examples).scores.mean())
         return {**task.evaluate(engine, task.val).numbers(), f"train_{task.metric.key}": train_score}
 
-    schedule = Schedule(settings.unit, settings.budget, settings.evaluate_every, settings.patience or None)
-    return _Training(task, trainer, schedule, evaluate)
+    return _Training(task, trainer, _finetuning_schedule(settings), evaluate)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: FinetuneSettings, examples: int) -> LRScheduler | None:
@@ -316,9 +384,16 @@ def _check_inputs(run: Run, inputs: dict[str, str], accept_changes: bool, on_eve
     on_event(warning(what))
 
 
-def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> tuple[Task, Evaluation]:
+def evaluate_run(
+    directory: Path,
+    split: str = "test",
+    beam: int = 0,
+    weights: str = "best",
+    device: str | None = None,
+    data: Path | None = None,
+) -> tuple[Task, Evaluation]:
     """A run's task, and the evaluation of its weights on a split."""
-    task, engine = open_run(directory, weights)
+    task, engine = open_run(directory, weights, device, data)
     return task, task.evaluate(engine, task.split(split), beam)
 
 
