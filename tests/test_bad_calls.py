@@ -101,14 +101,8 @@ def fitted(folder: Path, **options: Any) -> Any:
         return {"score": 0.0}
 
     with Run.create(folder / "run", {}) as run:
-        given = {
-            "run": run,
-            "schedule": Schedule("updates", 2, 1),
-            "evaluate": evaluation,
-            "metric": "score",
-            **options,
-        }
-        return fit(options.pop("trainer", None) or trainer(), **{k: v for k, v in given.items() if k != "trainer"})
+        given = {"trainer": trainer(), "run": run, "schedule": Schedule("updates", 2, 1), "evaluate": evaluation}
+        return fit(**{**given, "metric": "score", **options})
 
 
 LOGITS = torch.zeros(2, 3)
