@@ -172,8 +172,9 @@ def resume_run(
     the run is to be longer than it was, finished or not (see :data:`EXTENDABLE`); the run keeps them.
     """
     with Run.open(directory, resume=True) as run:
-        kind, config = run.config.get("kind"), str(directory / CONFIG)
+        config = str(directory / CONFIG)
         require_resumable(run)
+        kind = str(run.config["kind"])
         require_data(run)
         metric = find_task(run.task).metric.key
         settings, schedule = _extended(run, longer or {})

@@ -163,7 +163,8 @@ def make_run(directory: str, config: dict[str, object], estimator: str = "rloo-2
     trainer = Trainer(engine, task.train.columns, reward, estimator, optimizer, batch_size=4, on_event=ignore)
     val = task.val.first(20)
     with Run.create(directory, config) as run:
-        fit(trainer, run, Schedule("updates", 2, 1), lambda: task.evaluate(engine, val).numbers(), "mean_reward")
+        schedule = Schedule("updates", 2, 1)
+        fit(trainer, run, schedule, lambda: task.evaluate(engine, val).numbers(), "mean_reward", on_event=ignore)
 
 
 def test_a_run_made_in_python_works_with_every_command(folder: Path):
