@@ -14,15 +14,10 @@ from corollout.config import from_table
 from corollout.errors import DiskFullError, InputError, Interrupted
 from corollout.events import Event
 from corollout.tasks.spec import find_task
+from corollout.training.extension import EXTENDABLE, require_resumable
 from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import FinetuneSettings, PretrainSettings
-from corollout.training.start import (
-    EXTENDABLE,
-    create_finetuning,
-    create_pretraining,
-    require_resumable,
-    resume_run,
-)
+from corollout.training.start import create_finetuning, create_pretraining, resume_run
 
 
 def print_notes(event: Event) -> None:

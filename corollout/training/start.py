@@ -26,6 +26,7 @@ from corollout.policies import TreeHead, evaluation_mode
 from corollout.tasks.task import Evaluation, Task, find_task, open_task, reward_names
 from corollout.threads import choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
+from corollout.training.extension import extended, finetuning_schedule, pretraining_schedule, require_resumable
 from corollout.training.finetuning import Trainer
 from corollout.training.imitation import TARGET
 from corollout.training.loop import Schedule, fit
@@ -33,7 +34,7 @@ from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampl
 from corollout.training.optimizers import make_adam, make_scheduler
 from corollout.training.regularisation import KL
 from corollout.training.run_weights import START, open_run, require_data, set_temperature
-from corollout.training.runs import CONFIG, FIT, Run, is_of_command, require_no_run, wrong_kind
+from corollout.training.runs import CONFIG, Run, require_no_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
@@ -169,7 +170,7 @@ def resume_run(
 
     Data, tree and reward must be those that the run began with, unless ``accept_changes``. ``threads`` is another
     number of threads than the run's, with which the weights may differ by rounding. ``longer`` are settings by which
-    the run is to be longer than it was, finished or not (see :data:`EXTENDABLE`); the run keeps them.
+    the run is to be longer than it was, finished or not (``EXTENDABLE`` has their names); the run keeps them.
     """
     with Run.open(directory, resume=True) as run:
         config = str(directory / CONFIG)
@@ -177,7 +178,7 @@ def resume_run(
         kind = str(run.config["kind"])
         require_data(run)
         metric = find_task(run.task).metric.key
-        settings, schedule = _extended(run, longer or {})
+        settings, schedule = extended(run, longer or {})
         if (summary := run.summary) is not None and schedule.is_complete(summary):
             path, advice = directory / "summary.json", "remove it to resume the run"
             numbers: dict[str, Any] = {"updates": int, "best_update": int, f"best_{metric}": (int, float)}
@@ -198,68 +199,6 @@ def resume_run(
             warm_up(training.trainer)
         run.change_settings(kind, settings)
         return fit(training.trainer, run, training.schedule, training.evaluate, metric, on_event=on_event)
-
-
-# The settings of each kind of run that may be larger when it is resumed.
-EXTENDABLE = {"pretrain": ("epochs", "patience"), "finetune": ("budget", "patience")}
-
-
-def require_resumable(run: Run) -> None:
-    """Raise an error unless the command line can continue a run."""
-    if not is_of_command(run.config) and FIT in run.config:
-        raise InputError(
-            f"{run.directory} was made in Python, and is continued there: open it with "
-            f"Run.open({str(run.directory)!r}, resume=True), and call fit as before"
-        )
-    if not is_of_command(run.config):
-        raise InputError(f"{run.directory} cannot be resumed: {wrong_kind(run.config.get('kind'))}")
-
-
-def _extended(run: Run, longer: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
-    """The settings of a run's training with those that are larger, and the schedule that follows from them."""
-    kind, where = run.config["kind"], str(run.directory / CONFIG)
-    schedule_of, cls = {
-        "pretrain": (_pretraining_schedule, PretrainSettings), "finetune": (_finetuning_schedule, FinetuneSettings),
-    }[kind]  # fmt: skip
-    before = from_table(cls, run.section(kind), where)
-    for name, value in longer.items():
-        old = getattr(before, name)
-        if (value or math.inf) < (old or math.inf):  # a patience of 0 never ends
-            raise InputError(
-                f"a resumed run can be made longer, not shorter: the {name} of {run.directory} is {old:g}, more than "
-                f"{value:g}"
-            )
-    after = replace(before, **longer)
-    if after != before and isinstance(after, FinetuneSettings):
-        _require_rate(run, before, after)
-    schedule, summary = schedule_of(after), run.summary
-    if after != before and summary is not None and schedule.is_complete(summary):
-        length = "--epochs" if kind == "pretrain" else "--budget"
-        reason = (
-            f"has trained for all of its {schedule.unit}: a larger --patience changes nothing, a larger {length} does"
-        )
-        if summary.get("stopped_early"):
-            misses = f"stopped because {summary.get('misses')} evaluations had brought no improvement"
-            reason = f"{misses}: a larger {length} changes nothing, a larger --patience does"
-        raise InputError(f"{run.directory} {reason}")
-    return {**run.section(kind), **longer}, schedule
-
-
-def _require_rate(run: Run, before: FinetuneSettings, after: FinetuneSettings) -> None:
-    """Raise an error if a longer fine-tuning would have had another learning rate from the start."""
-    if after.budget > before.budget and after.schedule != "constant" and after.schedule_updates is None:
-        raise InputError(
-            f"the learning rate of {run.directory} falls to 0 with the end of its budget, so that it cannot be made "
-            f"longer: start another fine-tuning from its weights"
-        )
-
-
-def _pretraining_schedule(settings: PretrainSettings) -> Schedule:
-    return Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
-
-
-def _finetuning_schedule(settings: FinetuneSettings) -> Schedule:
-    return Schedule(settings.unit, settings.budget, settings.evaluate_every, settings.patience or None)
 
 
 @dataclass(frozen=True)
@@ -296,7 +235,7 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
         device=task.device,
         clock=settings.clock,
     )
-    schedule = _pretraining_schedule(settings)
+    schedule = pretraining_schedule(settings)
     return _Training(task, trainer, schedule, lambda: task.evaluate(engine, task.val).numbers(), stored)
 
 
@@ -341,7 +280,7 @@ def _finetuning(
         train_score = float(task.evaluate(engine, train_examples).scores.mean())
         return {**task.evaluate(engine, task.val).numbers(), f"train_{task.metric.key}": train_score}
 
-    return _Training(task, trainer, _finetuning_schedule(settings), evaluate)
+    return _Training(task, trainer, finetuning_schedule(settings), evaluate)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: FinetuneSettings, examples: int) -> LRScheduler | None:

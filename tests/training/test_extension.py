@@ -10,6 +10,7 @@ from corollout.errors import InputError
 from corollout.events import Event, ignore
 from corollout.training import Run, Schedule, fit
 from corollout.training.base import BaseTrainer
+from corollout.training.extension import extended
 from corollout.training.metrics import TIMED
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.start import create_finetuning, create_pretraining, resume_run
@@ -122,6 +123,35 @@ def test_commands_make_runs_longer(tmp_path: Path):
     assert resume_run(run, ignore)["updates"] == 5
     assert (run / "metrics.jsonl").read_bytes() == before
     assert _weights(run) == _weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "longer", "said"),
+    [
+        ({"schedule": "linear"}, {"budget": 3.0}, "the learning rate of .* falls to 0 with the end of its budget"),
+        ({}, {"patience": 3}, "the patience of .* is 0, which sets no end"),
+        ({"patience": 3}, {"patience": 2}, "the patience of .* is 3, more than 2"),
+        ({"patience": 3}, {"patience": 0}, "has trained for all of its updates: .* a larger --budget does"),
+    ],
+)
+def test_fine_tunings_that_cannot_be_made_longer(
+    tmp_path: Path, settings: dict[str, Any], longer: dict[str, Any], said: str
+):
+    config = {"kind": "finetune", "finetune": {"budget": 2.0, **settings}}
+    with Run.create(tmp_path / "run", config) as run:
+        run.finish({"updates": 2, "stopped_early": False, "misses": 0})
+        with pytest.raises(InputError, match=said):
+            extended(run, longer)
+
+
+def test_a_fine_tuning_that_stopped_early_gets_more_patience(tmp_path: Path):
+    config = {"kind": "finetune", "finetune": {"budget": 9.0, "patience": 1}}
+    with Run.create(tmp_path / "run", config) as run:
+        run.finish({"updates": 2, "stopped_early": True, "misses": 1})
+        with pytest.raises(InputError, match="1 evaluations had brought no improvement: a larger --budget changes"):
+            extended(run, {"budget": 20.0})
+        assert extended(run, {"patience": 0})[1].patience is None
+        assert not extended(run, {"patience": 2})[1].is_complete(run.summary or {})
 
 
 def _weights(run: Path) -> dict[str, list[float]]:
