@@ -19,6 +19,7 @@ import torch
 from benchmarks.caption_update import END, make_policy
 from benchmarks.speed_worker import SEED, make_optimizer, prepare_process
 from corollout import Columns, Engine, Trainer
+from corollout.events import ignore
 
 WIDTH = 32  # of an image's features
 MOST_MEMORY = 14 * 2**30  # a process that wants more is told that there is none
@@ -46,7 +47,16 @@ def make_trainer(point: Point) -> Trainer:
         policy.output[END], policy.output_bias[END] = 0.0, -1e4  # finite, but never drawn
     engine = Engine(policy, bos=END, eos=END, max_length=point.length)
     data = Columns(context=torch.randn(point.contexts, WIDTH))
-    return Trainer(engine, data, reward, point.method, make_optimizer(policy), batch_size=point.contexts, seed=SEED)
+    return Trainer(
+        engine,
+        data,
+        reward,
+        point.method,
+        make_optimizer(policy),
+        batch_size=point.contexts,
+        seed=SEED,
+        on_event=ignore,
+    )
 
 
 def reward(sequences: list[list[int]]) -> list[float]:

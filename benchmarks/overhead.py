@@ -19,6 +19,7 @@ from benchmarks.harness import Contestant, Result, Target, Timing, milliseconds,
 from benchmarks.speed_problems import CAPTIONS, KAREL
 from benchmarks.speed_worker import SEED, Problem, inputs_of_update, make_optimizer, prepare_process
 from corollout import Trainer, estimate, make_estimator
+from corollout.events import ignore
 
 METHOD = "reinforce"
 STEP, ALONE = "step", "estimate, backward and optimizer alone"
@@ -41,7 +42,14 @@ def contestants(problem: Problem, updates: int) -> tuple[Callable[[], object], C
     """The trainer's step, and the same update without bookkeeping."""
     optimizer = make_optimizer(problem.engine.policy)
     trainer = Trainer(
-        problem.engine, problem.data, problem.reward, METHOD, optimizer, batch_size=problem.batch_size, seed=SEED
+        problem.engine,
+        problem.data,
+        problem.reward,
+        METHOD,
+        optimizer,
+        batch_size=problem.batch_size,
+        seed=SEED,
+        on_event=ignore,
     )
     estimator = make_estimator(METHOD)
     inputs = iter([inputs_of_update(problem, number) for number in range(updates)])  # made before the clock runs

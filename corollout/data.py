@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from corollout.arguments import require_count
 from corollout.errors import InputError
 from corollout.files import digest_of
 from corollout.noise import ORDER, Noise
@@ -36,6 +38,12 @@ class Batch:
         """What ``policy.encode`` reads."""
         return self.columns["context"]
 
+    def shortest_context(self) -> int:
+        """The position of the context that a policy has to pad most: the shortest of some lists, else the first."""
+        if not isinstance(self.context, list) or not all(hasattr(one, "__len__") for one in self.context):
+            return 0
+        return min(range(len(self.context)), key=lambda position: len(self.context[position]))
+
     def aligned(self, contexts: Int64[Tensor, " row"]) -> "dict[str, Rows]":
         """The columns with an entry for each row, which belongs to one of the contexts: the input of a reward function.
 
@@ -60,36 +68,76 @@ class Gathered(Protocol):
 class Columns:
     """A data set: ``Columns(context=…, answer=…)``.
 
-    A column is a tensor whose first dimension is that of the examples, a list, or has a method ``gather``. ``context``
-    goes to ``policy.encode``, and every column to the reward function, by its name. The ids of the examples, by which
-    their noise is drawn, are their positions unless given.
+    A column is a tensor or an array whose first dimension is that of the examples, a list, or has a method ``gather``.
+    ``context`` goes to ``policy.encode``, and every column to the reward function, by its name. The ids of the
+    examples, by which their noise is drawn, are their positions unless given.
     """
 
-    def __init__(self, *, ids: Sequence[int] | Tensor | None = None, **columns: Tensor | Sequence[Any] | Gathered):
+    def __init__(self, *, ids: Sequence[int] | Tensor | None = None, **columns: Any):
         if "context" not in columns:
             raise InputError(f"a data set needs a column named 'context'; it has {sorted(columns) or 'no columns'}")
-        lengths = {name: len(column) for name, column in columns.items()}
+        self.columns: Mapping[str, Any] = {name: _as_column(name, column) for name, column in columns.items()}
+        lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(f"the columns of a data set must have the same length, not {lengths}")
-        self.columns: Mapping[str, Any] = columns
         count = lengths["context"]
-        given = torch.arange(count) if ids is None else torch.as_tensor(ids)
-        if given.is_floating_point() or given.shape != (count,) or len(given.unique()) != count:
+        try:
+            given = torch.arange(count) if ids is None else torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError):  # whatever PyTorch makes of what is not a list of numbers
+            given = torch.zeros(0)
+        whole = given.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+        if not whole or given.shape != (count,) or len(given.unique()) != count:
             raise InputError(f"ids must be {count} different whole numbers, one for each example")
         self.ids = given.long()
+
+    @classmethod
+    def of(cls, data: "Data") -> "Columns":
+        """A data set from a dict of columns, or from a list of examples, each a dict with the same names.
+
+        In a list of examples, tensors of one shape become one tensor, and everything else a list.
+        """
+        if isinstance(data, Columns):
+            return data
+        if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
+            return cls(**data)
+        if not isinstance(data, Sequence) or isinstance(data, str) or not data:
+            given = "an empty list" if data == [] else f"{type(data).__name__} {quoted(data)}"
+            raise InputError(f"data must be Columns, a dict of columns, or a list of examples (dicts), not {given}")
+        for number, example in enumerate(data):
+            if not isinstance(example, Mapping) or example.keys() != data[0].keys():
+                given = sorted(map(str, example)) if isinstance(example, Mapping) else quoted(example)
+                names = sorted(map(str, data[0])) if isinstance(data[0], Mapping) else "names"
+                raise InputError(
+                    f"every example must be a dict with the same names, {names}: example {number} is {given}"
+                )
+        return cls.of({name: _stacked([example[name] for example in data]) for name in data[0]})
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def first(self, count: int) -> "Columns":
         """The first examples only."""
+        require_count("the number of examples", count, least=0)
         return Columns(ids=self.ids[:count], **{name: _first(column, count) for name, column in self.columns.items()})
 
     def batch(self, index: Sequence[int] | Index, device: Device = "cpu") -> Batch:
         """The examples at these positions; tensors are moved to the device."""
-        positions = torch.as_tensor(index, dtype=torch.int64)
+        positions = self._positions(index)
         columns = {name: _part(column, positions, device) for name, column in self.columns.items()}
         return Batch(self.ids[positions].to(device), columns)
+
+    def _positions(self, index: Any) -> Index:
+        if not isinstance(index, Tensor):
+            index = list(index) if isinstance(index, Iterable) else [index]
+            if not all(isinstance(one, int) and not isinstance(one, bool) for one in index):
+                raise InputError(f"a batch needs the positions of its examples, whole numbers, not {quoted(index)}")
+        positions = torch.as_tensor(index, dtype=torch.int64)
+        if positions.ndim != 1:
+            raise InputError(f"a batch needs a list of positions, not a tensor of shape {list(positions.shape)}")
+        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(self):
+            wrong = int(positions.min()) if int(positions.min()) < 0 else int(positions.max())
+            raise InputError(f"there is no example {wrong}: the data set has {len(self)}, counted from 0")
+        return positions
 
     def digest(self) -> str:
         """A digest of everything; of entries that are neither tensors, numbers nor text only the number counts."""
@@ -98,8 +146,35 @@ class Columns:
 
     def epoch(self, batch_size: int, noise: Noise, device: Device = "cpu", skip: int = 0) -> Iterator[Batch]:
         """All examples once in a random order, without the first ``skip`` batches; the last batch may be smaller."""
+        require_count("batch_size", batch_size)
         for index in shuffled(self.ids, noise).split(batch_size)[skip:]:
             yield self.batch(index, device)
+
+
+Data = Columns | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def _as_column(name: str, column: Any) -> Any:
+    """A column; arrays of numbers become tensors, so that policies get tensors."""
+    if isinstance(column, np.ndarray) and column.ndim and column.dtype.kind in "biuf":
+        return torch.from_numpy(np.ascontiguousarray(column))
+    if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__") or _is_single(column):
+        raise InputError(
+            f"the column {name!r} must be a tensor, an array or a list with an entry for each example, "
+            f"not {quoted(column)}"
+        )
+    return column
+
+
+def _is_single(column: Any) -> bool:
+    return isinstance(column, Tensor | np.ndarray) and column.ndim == 0
+
+
+def _stacked(entries: list[Any]) -> Any:
+    """A tensor, if the entries are tensors of one shape; else the list."""
+    if all(isinstance(entry, Tensor) for entry in entries) and len({entry.shape for entry in entries}) == 1:
+        return torch.stack(entries)
+    return entries
 
 
 class Split:

@@ -11,6 +11,7 @@ An event has a ``kind`` and a ``record``:
     warning      text: something the user should know
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,16 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
 
 def ignore(event: Event) -> None:
     """The callback that does nothing."""
+
+
+class TrainingWarning(UserWarning):
+    """Something that the user of a trainer should know."""
+
+
+def warn(event: Event) -> None:
+    """The callback of trainers that were given none: warnings are issued as Python's."""
+    if event.kind == "warning":
+        warnings.warn(event.record["text"], TrainingWarning, stacklevel=2)
 
 
 def note(text: str) -> Event:

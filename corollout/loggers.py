@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from corollout.arguments import require_callable, require_instance, require_number
 from corollout.config import import_object
 from corollout.errors import InputError
 from corollout.event_file import EventFile
@@ -47,6 +48,7 @@ class TensorBoard(Logger):
     """Event files in a folder. A run directory has its own in ``events``."""
 
     def __init__(self, folder: Path | str):
+        require_instance("the folder of event files", folder, (str, Path), "a path")
         self._file = EventFile(Path(folder), None)
 
     def log(self, update: int, numbers: dict[str, float]) -> None:
@@ -92,6 +94,7 @@ class Lines(Logger):
     SHOWN = ("reward", "loss", "mle_loss", "entropy", "kl", "mean_length", "gradient_norm")
 
     def __init__(self, seconds: float | int = 10.0, stream: Any = None):
+        require_number("seconds", seconds, "a number of seconds, 0 or more", lambda seconds: seconds >= 0)
         self._seconds, self._stream = seconds, stream
         self._last = -float("inf")
 
@@ -117,6 +120,8 @@ class Lines(Logger):
 
 def together(*callbacks: Callback) -> Callback:
     """One callback that calls all of these."""
+    for number, callback in enumerate(callbacks):
+        require_callable(f"callback {number}", callback, "a function of an Event")
 
     def call_all(event: Event) -> None:
         for callback in callbacks:
@@ -132,6 +137,7 @@ def make_logger(name: str) -> Callback:
     """The logger of a name such as ``wandb:my-project``, ``mlflow:my-experiment``, ``tensorboard:FOLDER``, or of an
     import path, ``package.module:NAME``: a class or function without arguments that returns a callback.
     """
+    require_instance("the name of a logger", name, str, "text such as 'wandb:my-project'")
     kind, _, rest = name.partition(":")
     if kind == "tensorboard" and not rest:
         raise InputError("tensorboard needs a folder, as in tensorboard:logs")

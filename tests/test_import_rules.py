@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 SHARED = (
-    "types errors lazy text limits json_text numba_cache row_threads noise files weights arrays folders signals events "
-    "config data prefix_tree"
+    "types errors lazy text arguments limits json_text numba_cache row_threads noise files weights arrays folders "
+    "signals events config data prefix_tree"
 )
 # All that a room may import from this package, besides itself.
 ONLY = {

@@ -16,7 +16,8 @@ def evaluate(settings: Evaluating) -> None:
 
     The numbers are also written to evaluation-SPLIT.json in the run's directory, unless it is read-only.
     """
-    task, result = evaluate_run(settings.run, settings.split, settings.beam, settings.weights)
+    s = settings
+    task, result = evaluate_run(s.run, s.split, s.beam, s.weights, s.device, s.data)
     if settings.json:
         typer.echo(json.dumps(result.numbers()))
     else:

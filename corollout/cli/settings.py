@@ -10,7 +10,14 @@ from corollout.config import argument, from_table, merge, option, read_toml, req
 from corollout.errors import InputError
 from corollout.reports.axis import Axis
 from corollout.tasks.spec import TaskSpec, find_task
-from corollout.training.settings import WEIGHTS_HELP, FinetuneSettings, MachineSettings, PretrainSettings
+from corollout.training.settings import (
+    DATA_HELP,
+    DEVICE_HELP,
+    WEIGHTS_HELP,
+    FinetuneSettings,
+    MachineSettings,
+    PretrainSettings,
+)
 
 AUTO = "auto"
 ACCEPT_CHANGES = "With --resume: continue although the data, the tree or the reward has changed since the run began."
@@ -44,6 +51,8 @@ class Evaluating:
     split: str = option("test", "Examples to evaluate on: train, val or test.")
     beam: int = option(10, "Size of the beam; 0 for greedy decoding only.", least=0)
     weights: str = option("best", WEIGHTS_HELP)
+    data: Path | None = option(None, DATA_HELP)
+    device: str | None = option(None, DEVICE_HELP)
     json: bool = switch("Print the numbers as JSON.")
 
 
@@ -61,19 +70,38 @@ def measured_threads() -> MachineSettings:
     return MachineSettings(threads=None)
 
 
-def resumes(flags: Mapping[str, Any]) -> bool:
-    """Whether a run is resumed; then flags that would change its settings are an error, except for its threads."""
-    others = {name for name in flags if name not in ("out", "resume", "run", "accept_changes")}
-    if flags.get("resume") and "threads" in flags.get("machine", {}):
-        if flags["machine"]["threads"] == AUTO:
-            raise InputError("a resumed run keeps its number of threads: leave --threads out, or give a number")
-        if set(flags["machine"]) == {"threads"}:
-            others.remove("machine")
-    if flags.get("resume") and others:
-        raise InputError(f"a resumed run keeps its settings: leave out {', '.join(sorted(others))}")
-    if flags.get("accept_changes") and not flags.get("resume"):
-        raise InputError("--accept-changes is for runs that are resumed: leave it out, or add --resume")
-    return bool(flags.get("resume"))
+# What may be given besides for a run that is resumed: its threads, and how long it is.
+_FREE = {"machine": {"threads"}, "pretrain": {"epochs", "patience"}, "finetune": {"budget", "patience"}}
+
+
+def resumed_settings(flags: Mapping[str, Any], kind: str, cls: type) -> list[Mapping[str, Any]] | None:
+    """The settings of a run that is resumed, in its section ``kind``; None if none is resumed.
+
+    Flags that would change its settings are an error, except for its threads and those that make it longer.
+    """
+    if not flags.get("resume"):
+        if flags.get("accept_changes"):
+            raise InputError("--accept-changes is for runs that are resumed: leave it out, or add --resume")
+        return None
+    if flags.get("machine", {}).get("threads") == AUTO:
+        raise InputError("a resumed run keeps its number of threads: leave --threads out, or give a number")
+    others = [name for name in flags if name not in ("out", "resume", "run", "accept_changes", *_FREE)]
+    others += [name for section, free in _FREE.items() for name in flags.get(section, {}) if name not in free]
+    if others:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+        free = " and ".join(f"--{name}" for name in sorted(_FREE[kind]))
+        raise InputError(f"a resumed run keeps its settings, but for its length ({free}): leave out {names}")
+    from corollout.training.runs import CONFIG, Run  # imports PyTorch
+
+    run = Run.open(flags["out"])
+    if run.config.get("kind") != kind:
+        if flags.get(kind):
+            raise InputError(
+                f"{flags['out']} is not a run of `corollout {kind}`: resume it with the command that made it"
+            )
+        return []
+    from_table(cls, run.section(kind), str(run.directory / CONFIG))
+    return [{kind: run.section(kind)}]
 
 
 def settings_layers(cls: type, scale: Mapping[str, Any], flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -113,14 +141,14 @@ class Finetuning:
     @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Settings between the defaults and the flags."""
-        if resumes(flags):
-            return []
+        if (resumed := resumed_settings(flags, "finetune", FinetuneSettings)) is not None:
+            return resumed
         if "run" not in flags:
             raise InputError("name the run to start from: corollout finetune RUN --out DIR")
         from corollout.training.runs import Run  # imports PyTorch
 
-        parent = Run.open(flags["run"]).config
-        return settings_layers(cls, find_task(parent.get("task")).scale(parent.get("scale", "small")), flags)
+        parent = Run.open(flags["run"])
+        return settings_layers(cls, find_task(parent.task).scale(parent.config.get("scale", "small")), flags)
 
 
 @dataclass(frozen=True)
@@ -147,8 +175,8 @@ class Pretraining:
     @classmethod
     def layers(cls, flags: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Settings between the defaults and the flags."""
-        if resumes(flags):
-            return []
+        if (resumed := resumed_settings(flags, "pretrain", PretrainSettings)) is not None:
+            return resumed
         if "scale" in flags and cls.spec.scales is None:
             raise InputError(f"the task {cls.spec.name} has no scales: leave out --scale")
         return settings_layers(cls, cls.spec.scale(flags.get("scale", "small")), flags)

@@ -1,6 +1,7 @@
 """``corollout pretrain`` and ``corollout finetune``: create a run, or resume one, and train it to its end."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from corollout.config import from_table
 from corollout.errors import DiskFullError, InputError, Interrupted
 from corollout.events import Event
 from corollout.tasks.spec import find_task
+from corollout.training.extension import EXTENDABLE, require_resumable
 from corollout.training.runs import CONFIG, Run
 from corollout.training.settings import FinetuneSettings, PretrainSettings
 from corollout.training.start import create_finetuning, create_pretraining, resume_run
@@ -24,24 +26,37 @@ def print_notes(event: Event) -> None:
         Terminal(stderr=True).print(event.record["text"], soft_wrap=True)
 
 
-def train(directory: Path, command: str, accept_changes: bool = False, threads: int | None = None) -> None:
+def train(
+    directory: Path,
+    command: str,
+    accept_changes: bool = False,
+    threads: int | None = None,
+    longer: PretrainSettings | FinetuneSettings | None = None,
+) -> None:
     """Train a run to its end, from its newest checkpoint if it has one; ``command`` resumes it.
 
-    ``threads`` is another number than the run's.
+    ``threads`` is another number than the run's. ``longer`` says how long the run is to be, if its kind is the same.
     """
     keep_pages()
     run = Run.open(directory)
-    metric = find_task(run.config.get("task")).metric
+    require_resumable(run)
+    metric = find_task(run.task).metric
     title, unit, config = "pre-training", "epochs", str(directory / CONFIG)
-    if run.config.get("kind") == "finetune":
-        finetuning = from_table(FinetuneSettings, run.section("finetune"), config)
-        title, unit, total = finetuning.estimator, finetuning.unit, finetuning.budget
+    settings: PretrainSettings | FinetuneSettings
+    if run.config["kind"] == "finetune":
+        settings = from_table(FinetuneSettings, run.section("finetune"), config)
+        title, unit = settings.estimator, settings.unit
     else:
-        total = from_table(PretrainSettings, run.section("pretrain"), config).epochs
+        settings = from_table(PretrainSettings, run.section("pretrain"), config)
+    extension = {}
+    if type(longer) is type(settings):
+        extension = {name: getattr(longer, name) for name in EXTENDABLE[run.config["kind"]]}
+        settings = replace(settings, **extension)
+    total = settings.budget if isinstance(settings, FinetuneSettings) else settings.epochs
     again = f"{command} --resume --out {shlex.quote(str(directory))}"
     try:
         with show_events(None, title, total, unit, metric) as on_event:
-            summary = resume_run(directory, on_event, accept_changes, threads)
+            summary = resume_run(directory, on_event, accept_changes, threads, extension)
     except (Interrupted, KeyboardInterrupt) as error:
         stopped = str(error) if isinstance(error, Interrupted) else "Stopped"
         raise Interrupted(f"{stopped}. Continue with: {again}") from None
@@ -57,7 +72,7 @@ def pretrain(settings: Any, task: str) -> None:
     """Train a model for a task by maximum likelihood."""
     s, again = settings, f"corollout pretrain {task}"
     if s.resume:
-        train(s.out, again, s.accept_changes, s.machine.threads)
+        train(s.out, again, s.accept_changes, s.machine.threads, s.pretrain)
         return
     scale = s.scale or "small"
     with announced(print_notes):
@@ -69,7 +84,7 @@ def finetune(settings: Finetuning) -> None:
     """Fine-tune the best weights of a run on its task's reward, with any estimator."""
     s = settings
     if s.resume:
-        train(s.out, "corollout finetune", s.accept_changes, s.machine.threads)
+        train(s.out, "corollout finetune", s.accept_changes, s.machine.threads, s.finetune)
         return
     assert s.run is not None
     with announced(print_notes):

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from corollout.arguments import require_count, require_instance
 from corollout.config import import_object
 from corollout.errors import InputError
 from corollout.estimators.baselines import Evidence, Scores
@@ -312,6 +313,9 @@ def make_estimator(name: str, k: int | None = None, **options: Any) -> Estimator
     ``arsm:budget=2000,budget_per=example``. A class outside the package is named by its import path,
     ``package.module:Class`` or ``package.module:Class:budget=2000``; the working directory is searched, too.
     """
+    require_instance("the name of an estimator", name, str, "text such as 'rloo-4'")
+    if k is not None:
+        require_count("k", k, least=0)
     name, _, listed = name.partition(":")
     class_name, _, class_options = listed.partition(":")
     plain, number = _split_number(re.sub(r"[\s_]+", "-", name.strip().lower()))

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from corollout.arguments import require_instance
 from corollout.errors import InputError
 from corollout.estimators.pseudo_torch import row_error, search_torch
 from corollout.noise import in_pieces
@@ -81,6 +82,10 @@ def pseudo_actions(
 
 
 def _check_inputs(logits: Tensor, pi: Tensor, references: Tensor) -> Tensor:
+    for name, given in (("logits", logits), ("pi", pi), ("references", references)):
+        require_instance(name, given, Tensor, "a tensor")
+    if references.dtype != torch.int64:
+        raise InputError(f"references must be actions, whole numbers of the type torch.int64, not {references.dtype}")
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise InputError(f"logits must be of shape [rows, V] with V ≥ 1, not {list(logits.shape)}")
     rows, vocab = logits.shape

@@ -6,10 +6,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from corollout.arguments import require_callable, require_instance
 from corollout.errors import InputError, RewardError
 from corollout.estimators.binary import ARM
 from corollout.estimators.estimator import Estimator, make_estimator
 from corollout.noise import MAIN, SET, Noise, exponential, race
+from corollout.text import quoted
 from corollout.types import Trajectories, full_precision
 
 VariableReward = Callable[[Int64[Tensor, " n"], Int64[Tensor, " n"]], Tensor]
@@ -32,6 +34,8 @@ def estimate_gradient(
     The same seed gives the same estimate; use different seeds for independent ones.
     """
     _check_logits(logits)
+    require_callable("reward", reward, "a function of actions and rows")
+    require_instance("estimator", estimator, (Estimator, str), "an Estimator or the name of one, such as 'arsm'")
     if k is not None and not isinstance(estimator, str):
         raise InputError("k goes with the name of an estimator: an estimator object has its number already")
     method = make_estimator(estimator, k) if isinstance(estimator, str) else estimator
@@ -91,6 +95,7 @@ def _one_step(logits: Float[Tensor, "row vocab"], method: Estimator, noise: Nois
 
 
 def _check_logits(logits: Tensor) -> None:
+    require_instance("logits", logits, Tensor, "a tensor")
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise InputError(f"logits must be of shape [rows, V] with V ≥ 1, not {list(logits.shape)}")
     if not logits.is_floating_point():
@@ -102,7 +107,10 @@ def _check_logits(logits: Tensor) -> None:
 
 
 def _check_rewards(rewards: Tensor, count: int) -> Float[Tensor, " source"]:
-    rewards = torch.as_tensor(rewards)
+    try:
+        rewards = torch.as_tensor(rewards)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RewardError(f"the reward must return a tensor of {count} numbers, not {quoted(rewards)}") from error
     if rewards.shape != (count,):
         raise RewardError(f"the rewards of {count} actions must have the shape [{count}], not {list(rewards.shape)}")
     rewards = rewards.detach().double()

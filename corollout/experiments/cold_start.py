@@ -220,7 +220,15 @@ def train(scale: Scale, vocab: int, method: str, rate: float, seed: int, seconds
 def _trainer(task: LikenessTask, method: str, rate: float, seed: int) -> Trainer:
     optimizer, size = make_adam(task.policy.parameters(), rate), len(task.data)
     return Trainer(
-        task.engine, task.data, task.reward, METHODS[method], optimizer, batch_size=size, seed=seed, clock="cpu"
+        task.engine,
+        task.data,
+        task.reward,
+        METHODS[method],
+        optimizer,
+        batch_size=size,
+        seed=seed,
+        clock="cpu",
+        on_event=ignore,
     )
 
 

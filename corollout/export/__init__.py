@@ -28,7 +28,7 @@ def export_run(directory: Path | str, out: Path | str, weights: str = "best") ->
     """Export a run's model with its best weights, those of its newest checkpoint ("last"), or those of a file."""
     directory, out = Path(directory), Path(out)
     run = Run.open(directory)
-    spec = find_task(run.config.get("task"))
+    spec = find_task(run.task)
     if not spec.export:
         raise InputError(f"{directory} is a run of the task {spec.name!r}, whose models cannot be exported")
     require_empty(out)  # before anything is read

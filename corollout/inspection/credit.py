@@ -14,7 +14,7 @@ from corollout.tasks.views import ExampleView
 from corollout.training import estimate
 from corollout.training.credit import Branch, MainSequence, take_apart
 from corollout.training.run_weights import open_run
-from corollout.training.runs import Run
+from corollout.training.runs import Run, training_settings
 from corollout.types import Cost
 
 Tone = Literal["good", "bad", "even"]
@@ -86,12 +86,12 @@ class Inspection:
 
 def inspect_run(settings: InspectSettings) -> Inspection:
     """Take apart an estimate with a run's weights and reward; by default with its estimator, or ARSM of its head."""
-    config = Run.open(settings.run).config
-    finetuning = config.get("finetune", {})
-    default = "bt-arsm" if config.get("model", {}).get("head") == "tree" else "arsm"
+    run = Run.open(settings.run)
+    finetuning = training_settings(run.config)
+    default = "bt-arsm" if run.section("model").get("head") == "tree" else "arsm"
     estimator = settings.estimator or finetuning.get("estimator", default)
     make_estimator(estimator)  # an unknown name is reported before anything is loaded
-    task, engine = open_run(settings.run, settings.weights)
+    task, engine = open_run(settings.run, settings.weights, settings.device, settings.data)
     return inspect_example(
         task,
         engine,

@@ -39,7 +39,7 @@ def generate_sequences(settings: GenerateSettings) -> list[Generated]:
         raise InputError("--image and --index exclude each other: choose one")
     if settings.network is not None and not settings.image:
         raise InputError("--network is for image files: name them with --image")
-    task, engine = open_run(settings.run, settings.weights)
+    task, engine = open_run(settings.run, settings.weights, settings.device, settings.data)
     if settings.image:
         columns, views = task.views_of_files(settings.image, settings.network)
     else:

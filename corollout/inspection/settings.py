@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corollout.config import argument, option, switch
-from corollout.training.settings import WEIGHTS_HELP
+from corollout.training.settings import DATA_HELP, DEVICE_HELP, WEIGHTS_HELP
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class GenerateSettings:
     sample: int = option(0, "Number of sampled sequences per example.", least=0)
     seed: int = option(0, "Seed of the samples.")
     weights: str = option("best", WEIGHTS_HELP)
+    data: Path | None = option(None, DATA_HELP)
+    device: str | None = option(None, DEVICE_HELP)
     json: bool = switch("Print a JSON object for each sequence, one per line.")
 
 
@@ -40,6 +42,8 @@ class InspectSettings:
     estimator: str | None = option(None, "Estimator, such as arsm, mc-2 or rloo-8. [default: the run's, or arsm]")
     seed: int = option(0, "Seed of all sampling.")
     weights: str = option("best", WEIGHTS_HELP)
+    data: Path | None = option(None, DATA_HELP)
+    device: str | None = option(None, DEVICE_HELP)
     branches: int = option(
         8, "Branches of a step to print, the most important ones; 0 for all.", least=0, flags=("--branches", "--most")
     )

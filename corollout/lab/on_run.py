@@ -14,7 +14,7 @@ from corollout.lab.lab import Lab, default_estimators, run_lab
 from corollout.lab.settings import DEFAULT, LabSettings
 from corollout.noise import Noise
 from corollout.training.run_weights import load_weights, open_weights
-from corollout.training.runs import Run
+from corollout.training.runs import Run, kind_of, training_settings
 
 POINTS = "points"  # subfolder of the measurements
 EXAMPLES = 32
@@ -67,10 +67,10 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
     names = split_names(settings.estimators)
     machine = {"device": settings.device, "threads": settings.threads}
     machine = {name: value for name, value in machine.items() if value is not None}
-    task, engine, _ = open_weights(run, settings.weights[0], machine)
+    task, engine, _ = open_weights(run, settings.weights[0], machine, settings.data)
     for weights in settings.weights[1:]:  # missing weights are reported before any work
         load_weights(run, weights, engine)
-    finetuning = run.section("finetune")
+    finetuning = training_settings(run.config) if kind_of(run.config) == "finetune" else {}
     reward_name = settings.reward or finetuning.get("reward") or task.rewards[0]
     weights = () if settings.reward else finetuning.get("reward_weights", ())
     reward = task.weighted_reward(reward_name, weights)
@@ -103,7 +103,7 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
             on_event=forward,
         )
         points.append(Point(label, weights, update, lab))
-    return RunLab(run.config["task"], reward_name, settings, points)
+    return RunLab(run.task, reward_name, settings, points)
 
 
 def split_names(texts: Sequence[str]) -> list[str]:

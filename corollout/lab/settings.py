@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corollout.config import argument, option
+from corollout.training.settings import DATA_HELP, DEVICE_HELP
 
 BLOCKS = 8  # of estimates: see measurement.py
 ESTIMATES, REFERENCE, REFERENCE_ESTIMATES, ROUNDS = 32, "set-16", 64, 5
@@ -41,7 +42,8 @@ class LabSettings:
     out: Path | None = option(
         None, "Folder for measurements and report; the same folder continues. [default: lab in the run directory]"
     )
-    device: str | None = option(None, "Where to compute: cpu, cuda, cuda:1 and so on. [default: the run's]")
+    data: Path | None = option(None, DATA_HELP)
+    device: str | None = option(None, DEVICE_HELP)
     threads: int | None = option(None, "CPU threads. [default: the run's]", least=1)
 
     @property

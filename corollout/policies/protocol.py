@@ -32,6 +32,7 @@ reads. ``logits`` always means the numbers that an estimate differentiates with 
 a softmax, at most D, one for each decision on the path to the token, of a tree.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,8 +43,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from corollout.errors import PolicyError
+from corollout.errors import CorolloutError, PolicyError
 from corollout.noise import conditional_gumbels, exponential, race
+from corollout.text import shortened
 from corollout.types import Decisions, full_precision
 
 Nest = TypeVar("Nest")
@@ -166,6 +168,41 @@ def _map(nests: Sequence[Any], method: str, on_tensors: Callable[[Any], Any], on
     )
 
 
+METHODS = ("encode", "start", "step", "score")
+
+
+def require_policy(policy: Any) -> None:
+    """Raise an error unless an object has the four methods of a policy."""
+    if missing := [name for name in METHODS if not callable(getattr(policy, name, None))]:
+        raise PolicyError(
+            f"a policy needs the methods {', '.join(METHODS[:3])} and {METHODS[3]}, but {type(policy).__name__} has no "
+            f"{' and no '.join(missing)} (docs/policies.md has an example)"
+        )
+
+
+def as_policy_error(error: Exception, method: str, given: str = "") -> PolicyError | None:
+    """An error that says in which method of a policy an exception was raised, and what the method was given.
+
+    None if the exception says enough by itself: if it is one of ours, or a lack of memory.
+    """
+    is_memory = isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error))
+    if isinstance(error, CorolloutError) or is_memory:
+        return None
+    reason = " ".join(str(error).split("\n\n")[0].split())
+    return PolicyError(f"{method} failed{given}: {type(error).__name__}: {shortened(reason, 200)}")
+
+
+@contextmanager
+def policy_errors(method: str, given: str = "") -> Generator[None, None, None]:
+    """Inside, where a method of a policy is called, exceptions become what ``as_policy_error`` makes of them."""
+    try:
+        yield
+    except Exception as error:
+        if (named := as_policy_error(error, method, given)) is None:
+            raise
+        raise named from error
+
+
 @contextmanager
 def evaluation_mode(policy: Any) -> Generator[None, None, None]:
     """Dropout and the like are off inside; every module is as it was afterwards.
@@ -230,6 +267,10 @@ class Head(ABC):
     logits_by_token: bool = False
     """Whether the logits by which a token is chosen depend on the token, as those on its path in a tree do."""
 
+    def vocab(self, width: int) -> int | None:
+        """The number of tokens, given the width of the policy's outputs; None if the head does not know."""
+        return None
+
     @abstractmethod
     def choose(
         self, outputs: SharedOutputs, keys: Ints, steps: Ints, greedy: Greedy, index: Ints | None = None
@@ -271,6 +312,9 @@ class Head(ABC):
 
 class Softmax(Head):
     """Outputs are the logits of all tokens; a token is the winner of a race, or the one with the largest logit."""
+
+    def vocab(self, width: int) -> int | None:
+        return width
 
     def choose(
         self, outputs: SharedOutputs, keys: Ints, steps: Ints, greedy: Greedy, index: Ints | None = None

@@ -64,6 +64,9 @@ class TreeHead(nn.Module, Head):
         self._children.copy_(torch.from_numpy(tree.children.copy()))
         self.arrange()
 
+    def vocab(self, width: int) -> int | None:
+        return self.tree.size
+
     def choose(
         self, outputs: SharedOutputs, keys: Ints, steps: Ints, greedy: Greedy, index: Ints | None = None
     ) -> Choice:

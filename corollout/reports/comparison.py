@@ -14,14 +14,13 @@ from corollout.estimators import make_estimator
 from corollout.reports.axis import Axis
 from corollout.reports.curves import DETAILS, training_curves
 from corollout.reports.manifest import manifest
-from corollout.reports.report import Report, Section, Table, flat_settings, settings_section
+from corollout.reports.report import Report, Section, Table, settings_section
 from corollout.reports.run_results import (
     SPLITS,
     MeanDifference,
     MethodRuns,
     RunResult,
     SplitScore,
-    is_of_a_task,
     paired_difference,
     pooled_interval,
     read_run,
@@ -31,7 +30,7 @@ from corollout.reports.samples import sample_sections
 from corollout.reports.tables import NOTHING, count_text, interval_text, number, score_text, setting_text, signed, times
 from corollout.reports.verdict import Verdict, decide
 from corollout.tasks.task import Metric
-from corollout.training.runs import Run
+from corollout.training.runs import FIT, Run, flat_settings, is_of_command, training_settings
 
 KIND = "comparison"
 MLE = "MLE"
@@ -221,19 +220,10 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
     groups: dict[str, MethodRuns] = {}
     settings: dict[str, dict[str, Any]] = {}
     for directory in directories:
-        run = Run.open(directory)
-        if is_of_a_task(run.config):
-            kind = str(run.config.get("kind"))
-            own = {"kind": kind, **run.section(kind), **run.section("model")}
-            label = method_label(str(own["estimator"])) if "estimator" in own else MLE
-        else:
-            own = flat_settings(run.config)
-            # Without a seed or an estimator among its settings, a run is known by its directory.
-            seed, name = own.get("seed"), Path(os.path.realpath(directory)).name
-            own |= {} if seed is not None and "estimator" in own else {"directory": name}
-            label = method_label(str(own["estimator"])) if "estimator" in own else name
-        own.pop("seed", None)
+        own = _method_settings(Run.open(directory))
         key = toml_text(own)
+        name = str(own.get("label", own.get("directory", MLE)))
+        label = method_label(str(own["estimator"])) if "estimator" in own else name
         groups.setdefault(key, MethodRuns(label, [])).runs.append(directory)
         settings[key] = own
     named = []
@@ -244,6 +234,19 @@ def group_runs(directories: Sequence[Path], labels: Sequence[str] | None = None)
         shown = [f"{names[name]} {setting_text(settings[key][name])}" for name in differing]
         named.append(MethodRuns(", ".join([group.label, *shown]), group.runs))
     return named
+
+
+def _method_settings(run: Run) -> dict[str, Any]:
+    """The settings of a run that its seed does not change."""
+    config = run.config
+    if is_of_command(config):
+        own = {"kind": config["kind"], **training_settings(config), **run.section("model")}
+    else:  # made in Python, with settings of the user's
+        own = flat_settings({name: value for name, value in config.items() if name not in ("machine", "start")})
+        if FIT not in config and not {"estimator", "seed"} <= own.keys():  # then it is known by its directory only
+            own["directory"] = Path(os.path.realpath(run.directory)).name
+    own.pop("seed", None)
+    return own
 
 
 def method_label(estimator: str) -> str:
@@ -287,7 +290,7 @@ def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
                 raise InputError(
                     f"{pair}they were evaluated on {counts[0]} and {counts[1]} {run.metric.examples} ({split})"
                 )
-    folders = sorted({str(run.config.get("data", {}).get("folder")) for run in runs})
+    folders = sorted({run.data_folder for run in runs})
     names = ", ".join(Path(folder).name for folder in folders)
     return [f"The runs were trained on data from different folders: {names}."] if len(folders) > 1 else []
 
@@ -308,15 +311,14 @@ def _sum_up(
             if len(pairs) == len(runs):
                 gains[split] = paired_difference(pairs)
 
+    settings = [run.settings for run in runs]
     tenth = [max(1, len(run.updates) // 10) for run in runs]
     return MethodSummary(
         label=label,
         kind=kinds[0],
         runs=[str(run.directory) for run in runs],
-        seeds=[int(run.settings.get("seed", 0)) for run in runs],
-        learning_rates=sorted(
-            {float(run.settings["learning_rate"]) for run in runs if "learning_rate" in run.settings}
-        ),
+        seeds=[int(own.get("seed", 0)) for own in settings],
+        learning_rates=sorted({float(own["learning_rate"]) for own in settings if "learning_rate" in own}),
         scores=scores,
         gains=gains,
         **{total: float(np.mean([run.totals[total] for run in runs])) for total in ("updates", "tokens", "seconds")},

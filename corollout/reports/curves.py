@@ -13,12 +13,12 @@ from corollout.errors import InputError
 from corollout.reports import html
 from corollout.reports.axis import Axis
 from corollout.reports.figures import figure_style, log_ticks, series_style, svg
-from corollout.reports.run_results import MethodRuns, run_metric
+from corollout.reports.run_results import MethodRuns
 from corollout.reports.tables import number
 from corollout.reports.typed import build
 from corollout.tasks.task import Metric
 from corollout.text import shortened
-from corollout.training.runs import Run
+from corollout.training.runs import Run, metric_of
 
 Series = list[tuple[np.ndarray, np.ndarray]]  # of each seed: positions on the axis, and values
 _POINTS = 120  # of a curve that has a value for each update
@@ -213,7 +213,7 @@ def training_curves(
     value other than 0 is left out.
     """
     methods = [read_curves(group, x, details) for group in groups]
-    tuning, teaching = _metric_panels(run_metric(Run.open(groups[0].runs[0])))
+    tuning, teaching = _metric_panels(metric_of(Run.open(groups[0].runs[0])))
     known = {key for one in methods for key, band in one.bands.items() if any(band.low) or any(band.high)}
     panels = tuning if any(panel.key in known for panel in _UPDATE_PANELS) else teaching
     if details:  # what was achieved first, then how
@@ -226,7 +226,7 @@ def read_curves(group: MethodRuns, x: Axis, details: Sequence[Panel] = ()) -> Me
     """A method's curves against seconds, tokens or updates, from its run directories."""
     runs = [Run.open(directory) for directory in group.runs]
     records = [run.measurements() for run in runs]
-    tuning, teaching = _metric_panels(run_metric(runs[0]))
+    tuning, teaching = _metric_panels(metric_of(runs[0]))
     bands, start = {}, {}
     for panel in dict.fromkeys((*tuning, *teaching, *details)):
         series = [_series(run, panel, x) for run in records]

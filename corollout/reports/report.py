@@ -32,6 +32,7 @@ from corollout.reports.curves import Curves
 from corollout.reports.tables import NOTHING, setting_text
 from corollout.reports.typed import build
 from corollout.text import visible_values
+from corollout.training.runs import flat_settings
 
 FILE, PAGE = "report.json", "report.html"
 ELSEWHERE = "choose another folder with --out"
@@ -269,17 +270,6 @@ def settings_section(configs: Mapping[str, Mapping[str, Any]], note: str = "") -
     blocks += [Table("", ["setting", *shown], rows)] if rows else []
     blocks.append(Facts({name.replace("_", " "): value for name, value in common.items()}))
     return Section("Settings", blocks, page_only=True)
-
-
-def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings without their sections, and without digests, which say nothing to people."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= {} if name == "inputs" else flat_settings(value)
-        else:
-            flat[name] = value
-    return flat
 
 
 def open_report(folder: Path) -> Report:

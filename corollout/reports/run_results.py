@@ -11,13 +11,21 @@ import numpy as np
 from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.files import check_entries, read_json
-from corollout.tasks.spec import own_metric
-from corollout.tasks.task import Metric, Share, Z, find_task, mean_interval
-from corollout.training.runs import CONFIG, Run, wrong_kind
+from corollout.tasks.task import Metric, Share, Z, mean_interval
+from corollout.training.runs import (
+    CONFIG,
+    KINDS,
+    Run,
+    flat_settings,
+    is_of_command,
+    kind_of,
+    metric_of,
+    training_settings,
+    wrong_kind,
+)
 from corollout.training.settings import FinetuneSettings, PretrainSettings
 
 SPLITS = ("val", "test")
-_COUNTS = ("kind", "update", "epochs", "tokens", "seconds")  # of a record of an evaluation, beside what it measured
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,11 @@ class RunResult:
     totals: dict[str, Any]  # at least updates, tokens and seconds
     finished: bool
 
+    @property
+    def data_folder(self) -> str:
+        data = self.config.get("data")
+        return str(data.get("folder") if isinstance(data, dict) else data)
+
     def mean(self, key: str, first: int | None = None, last: int | None = None) -> float | None:
         """Mean of what updates recorded, from the first to before the last."""
         values = [r[key] for r in self.updates if r.get(key) is not None][first:last]
@@ -71,20 +84,19 @@ class RunResult:
 def read_run(directory: Path) -> RunResult:
     """Read a run, finished or not; it must have been evaluated at least once."""
     run = Run.open(directory)
-    records, summary, metric = run.measurements(), run.summary, run_metric(run)
-    if is_of_a_task(run.config):
-        kind = run.config.get("kind")
-        if kind not in ("pretrain", "finetune") or not run.section(kind):
-            raise InputError(f"{directory} is not a training run: {wrong_kind(kind)}")
-        settings = run.section(kind)
-        from_table(
-            {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind], settings, str(directory / CONFIG)
-        )
+    records, summary = run.measurements(), run.summary
+    kind, settings = kind_of(run.config), training_settings(run.config)
+    if kind is None and not any(name in run.config for name in KINDS):  # made in Python, without ``fit``
+        kind = "pretrain" if any("loss" in record for record in records) else "finetune"
+        settings = {name: value for name, value in flat_settings(run.config).items() if isinstance(value, int | float)}
+    elif kind not in KINDS or not settings:
+        raise InputError(f"{directory} is not a training run: {wrong_kind(kind)}")
+    if is_of_command(run.config):  # else its settings may be anything
+        cls = {"pretrain": PretrainSettings, "finetune": FinetuneSettings}[kind]
+        from_table(cls, settings, str(directory / CONFIG))
         for section in ("data", "model", "start", "machine"):
             run.section(section)
-    else:
-        kind = "pretrain" if any("loss" in record for record in records) else "finetune"
-        settings = own_settings(run.config, records)
+    metric = metric_of(run)
     evaluations = [r for r in records if r["kind"] == "evaluation" and r.get(metric.key) is not None]
     updates = [r for r in records if r["kind"] == "update"]
     splits = read_splits(directory, metric)
@@ -96,33 +108,6 @@ def read_run(directory: Path) -> RunResult:
     totals = summary or {**last, "updates": last.get("update")}
     check_entries(totals, directory / "summary.json", **dict.fromkeys(("updates", "tokens", "seconds"), (int, float)))
     return RunResult(directory, run.config, kind, settings, metric, updates, evaluations, splits, totals, bool(summary))
-
-
-def is_of_a_task(config: Mapping[str, Any]) -> bool:
-    """Whether a run was made by a command for a task; others were made in Python, with any settings."""
-    return any(name in config for name in ("kind", "pretrain", "finetune"))
-
-
-def run_metric(run: Run) -> Metric:
-    """The metric by which a run keeps its best weights: its task's, or what its own evaluation is called."""
-    if is_of_a_task(run.config):
-        return find_task(run.config.get("task")).metric
-    best = [name.removeprefix("best_") for name in run.summary or {} if name.startswith("best_")]
-    recorded = [name for record in run.records("evaluation")[:1] for name in record]
-    names = [name for name in (*best, *recorded) if name not in _COUNTS]
-    if not names:
-        raise InputError(f"{run.directory} has no complete evaluation in metrics.jsonl: resume it, or leave it out")
-    return own_metric(names[0])
-
-
-def own_settings(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What comparisons read of the settings of a run that was made in Python, wherever they are in it."""
-    settings: dict[str, Any] = {}
-    for table in (config, *(value for value in config.values() if isinstance(value, Mapping))):
-        known = {"estimator": str, "learning_rate": int | float, "seed": int}
-        settings = {name: table[name] for name, kind in known.items() if isinstance(table.get(name), kind)} | settings
-    rates = [record["learning_rate"] for record in records if isinstance(record.get("learning_rate"), int | float)]
-    return {"learning_rate": rates[0], **settings} if rates else settings
 
 
 def read_splits(directory: Path, metric: Metric) -> dict[str, SplitScore]:
@@ -169,7 +154,8 @@ def _of_record(record: Mapping[str, Any], metric: Metric) -> SplitScore:
 
 def starting_point(run: RunResult, parent: Path | None = None) -> dict[str, SplitScore]:
     """The scores a fine-tuning started from: those of its parent, or its own evaluation before the first update."""
-    folder = parent or run.config.get("start", {}).get("run")
+    start = run.config.get("start")
+    folder = parent or (start.get("run") if isinstance(start, dict) else None)
     splits = read_splits(Path(folder), run.metric) if folder else {}
     if "val" not in splits and run.evaluations and run.evaluations[0]["update"] == 0:
         splits["val"] = _of_record(run.evaluations[0], run.metric)

@@ -35,6 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from corollout.arguments import require_callable, require_count, require_number
 from corollout.errors import InputError, RewardError
 from corollout.rewards.pool import WorkerPool
 
@@ -91,12 +92,14 @@ class Reward:
         batch_size: int | None = None,
         name: str | None = None,
     ) -> None:
-        if cache < 0 or workers < 0:
-            raise InputError(f"cache and workers cannot be negative, but cache={cache} and workers={workers}")
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"a batch holds one sequence or more, but batch_size={batch_size}")
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise InputError(f"a time-out is a positive number of seconds or None, but timeout={timeout}")
+        require_callable("reward", function, "a function that takes sequences and returns a number for each")
+        require_count("cache", cache, least=0)
+        require_count("workers", workers, least=0)
+        if batch_size is not None:
+            require_count("batch_size", batch_size)
+        if timeout is not None:
+            seconds = "a positive number of seconds or None"
+            require_number("timeout", timeout, seconds, lambda timeout: 0 < timeout < math.inf)
         if timeout is not None and workers == 0:
             raise InputError("a time-out needs worker processes: set workers=1 or more")
         self.name: str = name or getattr(function, "__name__", type(function).__name__)
@@ -168,8 +171,10 @@ class Reward:
         """Refuse reserved names, and anything that does not have one entry for each sequence."""
         if reserved := [column for column in columns if column in RESERVED]:
             raise InputError(f"the column {reserved[0]!r} has a name that is reserved in rewards; rename it")
-        count = len(sources["sequences"])
+        count = len(sources["sequences"]) if isinstance(sources["sequences"], Sequence) else 0
         for source, entries in sources.items():
+            if not hasattr(entries, "__len__"):
+                raise InputError(f"reward {self.name!r} needs a list of {source!r}, not {reprlib.repr(entries)}")
             if len(entries) != count:
                 raise InputError(
                     f"reward {self.name!r} got {len(entries)} entries of {source!r} for {count} "

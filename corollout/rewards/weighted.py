@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from corollout.arguments import is_number, require_instance
 from corollout.errors import InputError
 from corollout.rewards.function import Reward, RewardFunction, Scores
 from corollout.text import quoted
@@ -49,7 +50,7 @@ class WeightedRewards:
                 f"each"
             )
         for name, weight in zip(named, weights, strict=True):
-            if not (isinstance(weight, int | float) and math.isfinite(weight)):
+            if not (is_number(weight) and math.isfinite(weight)):
                 raise InputError(f"the weight of reward {name!r} must be a finite number, not {quoted(weight)}")
         self.rewards: dict[str, Reward] = named
         self.weights: dict[str, float] = dict(zip(named, map(float, weights), strict=True))
@@ -100,6 +101,8 @@ AnyReward = (
 
 def as_reward(reward: AnyReward, weights: Sequence[float | int] | None = None) -> Reward | WeightedRewards:
     """A reward ready for use; ``weights`` are for several of them."""
+    if weights is not None:
+        require_instance("reward_weights", weights, (list, tuple), "a list of numbers")
     if isinstance(reward, Mapping | Sequence):
         return WeightedRewards(reward, weights)
     if weights is not None:

@@ -13,14 +13,16 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from corollout.arguments import require_count
 from corollout.errors import InputError, PolicyError
 from corollout.noise import BRANCH, COPY, MAIN, Noise
-from corollout.policies.protocol import Head, Policy, concat, evaluation_mode, head_of, select
+from corollout.policies.protocol import Head, Policy, concat, evaluation_mode, head_of, require_policy, select
 from corollout.policies.screening import Screening
 from corollout.policies.tempered import Tempered, require_temperature
 from corollout.rollouts.compiling import compiled_step
 from corollout.rollouts.going_on import GoingOn, with_ended, without_ended
 from corollout.rollouts.output import Checks, Output, longest
+from corollout.rollouts.policy_calls import call_encode, call_step
 from corollout.rollouts.prefixes import Prefixes, Starts
 from corollout.rollouts.search import Slots, search
 from corollout.rollouts.states import StepStates
@@ -96,11 +98,10 @@ class Engine:
         compile_step: str | None = None,
         temperature: float | int = 1.0,
     ):
-        if min(bos, eos) < 0 or min(max_length, max_rows, drop_every) < 1:
-            raise InputError(
-                f"the engine needs bos and eos ≥ 0, not {bos} and {eos}, and max_length, max_rows and drop_every ≥ 1, "
-                f"not {max_length}, {max_rows} and {drop_every}"
-            )
+        for name, token in (("bos", bos), ("eos", eos)):
+            require_count(name, token, least=0)
+        for name, count in (("max_length", max_length), ("max_rows", max_rows), ("drop_every", drop_every)):
+            require_count(name, count)
         self.compile_step = compile_step
         self.use(policy, temperature)
         self.bos, self.eos = bos, eos
@@ -112,6 +113,7 @@ class Engine:
 
     def use(self, policy: Policy, temperature: float | int | None = None) -> None:
         """Sample from this policy, at another temperature if one is given, with the settings as they are."""
+        require_policy(policy)
         if temperature is not None:
             require_temperature(temperature)
             self.temperature = temperature
@@ -157,7 +159,7 @@ class Engine:
     ) -> Mains:
         """Main trajectories for some contexts, without a gradient: encode them, then :meth:`sample`."""
         with evaluation_mode(self.policy):
-            memory = self.policy.encode(context)
+            memory = call_encode(self.policy, context)
         return self.sample(memory, examples, sampler, noise, reads)
 
     @torch.no_grad()
@@ -444,13 +446,14 @@ class Engine:
 
     def _step(self, state: Any, tokens: Rows) -> tuple[Float[Tensor, "row width"], Any]:
         """The policy's step, checked for its shape."""
-        outputs, state = (self._compiled_step or self.model.step)(state, tokens)
-        if outputs.ndim != 2 or len(outputs) != len(tokens):
-            raise PolicyError(
-                f"policy.step returned logits of shape {list(outputs.shape)} for {len(tokens)} rows; "
-                f"it must return [rows, V]"
-            )
-        self.output_width = outputs.shape[1]
+        outputs, state = call_step(self._compiled_step or self.model.step, state, tokens, self.bos)
+        if outputs.shape[1] != self.output_width:
+            self.output_width = outputs.shape[1]
+            vocab = self.head.vocab(self.output_width)
+            if vocab is not None and self.eos >= vocab:
+                raise InputError(
+                    f"eos = {self.eos} is not in the vocabulary: the policy has logits for the tokens 0 to {vocab - 1}"
+                )
         return outputs, state
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from corollout.arguments import require_count
 from corollout.errors import InputError, PolicyError
 from corollout.noise import Noise
 from corollout.policies.protocol import (
@@ -29,6 +30,7 @@ from corollout.policies.protocol import (
 )
 from corollout.policies.tempered import require_temperature
 from corollout.rollouts.engine import Engine
+from corollout.rollouts.policy_calls import call_encode
 from corollout.text import quoted
 from corollout.types import Decoded, Sampler, full_precision
 
@@ -51,7 +53,7 @@ class Filters(Softmax):
     def __post_init__(self) -> None:
         require_temperature(self.temperature)
         if self.top_k is not None:
-            _require_count("top_k", self.top_k)
+            require_count("top_k", self.top_k)
         if self.top_p is not None and not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
             raise InputError(f"top_p must be above 0 and at most 1, not {quoted(self.top_p)}")
 
@@ -92,8 +94,8 @@ def generate(
 ) -> list[list[Decoded]]:
     """See :meth:`Engine.generate`."""
     _check(engine, sampler, filters)
-    _require_count("max_length", max_length)
-    _require_count("batch_size", batch_size)
+    require_count("max_length", max_length)
+    require_count("batch_size", batch_size)
     tensor = _first_tensor(context)
     prompts = _checked_prompts(prompts, len(tensor))
     drawing = copy.copy(engine)
@@ -108,7 +110,7 @@ def generate(
             for numbers in (lengths == length).nonzero().squeeze(1).split(batch_size):
                 examples = numbers.to(tensor.device)
                 drawing.prompts = torch.tensor([prompts[n] for n in numbers], dtype=torch.int64, device=tensor.device)
-                memory = engine.policy.encode(select(context, examples))
+                memory = call_encode(engine.policy, select(context, examples))
                 drawn = drawing.sample(memory, examples, sampler, noise, "tokens").trajectories
                 for number, sequence in zip(drawn.examples.tolist(), drawn.decoded(), strict=True):
                     results[number].append(sequence)
@@ -129,15 +131,10 @@ def _first_tensor(context: Any) -> Tensor:
     return tensor
 
 
-def _require_count(name: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise InputError(f"{name} must be a whole number and at least 1, not {quoted(value)}")
-
-
 def _check(engine: Engine, sampler: Sampler, filters: Filters) -> None:
     if sampler.mode not in get_args(Mode):
         raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, not {quoted(sampler.mode)}")
-    _require_count("count", sampler.count)
+    require_count("count", sampler.count)
     if sampler.mode == "greedy" and sampler.count != 1:
         raise InputError(f"greedy decoding has one sequence for each context, not {sampler.count}: choose another mode")
     if filters == Filters():

@@ -112,6 +112,11 @@ def task_names() -> list[str]:
     return [*TASKS, *sorted(set(entry_points(group=GROUP).names) - TASKS.keys())]
 
 
+def is_task_path(name: object) -> bool:
+    """Whether a name is that of a known task, or written as an import path."""
+    return isinstance(name, str) and ("." in name or ":" in name or name in task_names())
+
+
 def find_task(name: object) -> TaskSpec:
     """The task of a name: one of :data:`TASKS`, an entry point of the group "corollout.tasks", or an import path.
 

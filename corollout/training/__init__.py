@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from corollout.training.loop import Schedule, fit
     from corollout.training.mle import MLETrainer, pretrain
     from corollout.training.probes import Probe, probe_variance
+    from corollout.training.result import TrainingResult
     from corollout.training.runs import Run
 else:
     __getattr__, __dir__ = lazy_names(
@@ -22,6 +23,7 @@ else:
             "loop": "Schedule fit",
             "mle": "MLETrainer pretrain",
             "probes": "Probe probe_variance",
+            "result": "TrainingResult",
             "runs": "Run",
         },
     )
@@ -33,6 +35,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Trainer",
+    "TrainingResult",
     "estimate",
     "evaluate",
     "fit",

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from corollout.arguments import require_number
 from corollout.errors import InputError
 
 _WARM_UP = 10  # updates: at first the average forgets faster
@@ -20,8 +21,7 @@ class WeightAverage:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float):
-        if not 0 <= decay < 1:
-            raise InputError(f"ema_decay must be in [0, 1), not {decay}")
+        require_number("ema_decay", decay, "a number in [0, 1)", lambda decay: 0 <= decay < 1)
         self.decay = decay
         self._parameters = parameters if decay else []
         self._averages = [p.detach().clone() for p in self._parameters]

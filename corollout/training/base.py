@@ -1,25 +1,27 @@
 """What both trainers share: batches in a reproducible order, counts, a state to resume from, and gradients."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from corollout.arguments import require_callable, require_count, require_instance, require_number
 from corollout.compilation import cpu_time, wall_time
-from corollout.data import Batch, Columns
+from corollout.data import Batch, Columns, Data, check_device
 from corollout.errors import InputError, PolicyError
-from corollout.events import Callback, ignore
+from corollout.events import Callback, warn
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.training.averaging import WeightAverage
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import divides_gradients
+from corollout.training.result import TrainingResult
 from corollout.training.settings import Clock
 
 Metrics = TypeVar("Metrics")
@@ -36,10 +38,15 @@ class BaseTrainer(Generic[Metrics]):
     with ``ema_decay`` > 0 the weights that are evaluated and kept are a :class:`WeightAverage`.
     """
 
+    kind: ClassVar[Literal["pretrain", "finetune"]] = "finetune"
+    """What its runs are to commands that compare runs."""
+    tracked: ClassVar[tuple[str, ...]] = ()
+    """The metrics of which ``train`` returns the history."""
+
     def __init__(
         self,
         engine: Engine,
-        data: Columns,
+        data: Data,
         optimizer: torch.optim.Optimizer,
         *,
         batch_size: int,
@@ -47,27 +54,27 @@ class BaseTrainer(Generic[Metrics]):
         seed: int,
         device: torch.device | str,
         clock: Clock,
-        on_event: Callback = ignore,
+        on_event: Callback = warn,
         accumulate: int = 1,
         ema_decay: float = 0.0,
     ):
-        policy = policy_module(engine)
-        if batch_size < 1 or len(data) == 0:
-            raise InputError(
-                f"training needs at least one example and a batch size ≥ 1, not {len(data)} and {batch_size}"
-            )
-        if accumulate < 1:
-            raise InputError(f"accumulate must be at least 1 batch in an update, not {accumulate}")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise InputError(f"max_grad_norm must be a positive number or None, not {max_grad_norm}")
+        policy, data = policy_module(engine), Columns.of(data)
+        require_count("batch_size", batch_size)
+        require_count("accumulate", accumulate)
+        if len(data) == 0:
+            raise InputError("training needs at least one example, but the data set is empty")
+        if max_grad_norm is not None:
+            require_number("max_grad_norm", max_grad_norm, "a positive number or None", lambda norm: norm > 0)
         if clock not in ("wall", "cpu"):
             raise InputError(f"clock must be 'wall' or 'cpu', not {clock!r}")
-        _require_eps(optimizer)
+        require_callable("on_event", on_event, "a function of an Event")
+        check_device(device)
+        require_optimizer(optimizer, policy, device)
         self.engine, self.data, self.optimizer = engine, data, optimizer
         self.policy = policy
         self.batch_size, self.max_grad_norm, self.device = batch_size, max_grad_norm, device
         self.accumulate = accumulate
-        self.noise = Noise(seed)
+        self.seed, self.noise = seed, Noise(seed)
         self.on_event = on_event
         self.updates, self.epochs, self.tokens, self.seconds = 0, 0, 0, 0.0
         self.parameters = [p for p in self.policy.parameters() if p.requires_grad]
@@ -168,13 +175,57 @@ class BaseTrainer(Generic[Metrics]):
         tokens: int | None = None,
         seconds: float | None = None,
     ) -> Iterator[Metrics]:
-        """Train until one of the totals is reached, counted from the first update; call again to continue."""
+        """Train until one of the totals is reached, counted from the first update; call again to continue.
+
+        An update is made when its metrics are asked for: ``for metrics in trainer.run(updates=100): …``.
+        """
         limits = {"updates": updates, "epochs": epochs, "tokens": tokens, "seconds": seconds}
         given = {name: limit for name, limit in limits.items() if limit is not None}
         if not given:
             raise InputError("say when to stop: updates, epochs, tokens or seconds")
-        while all(getattr(self, name) < limit for name, limit in given.items()):
+        for name, limit in given.items():
+            require_number(name, limit, "a number, 0 or more", lambda limit: limit >= 0)
+        return self._until(given)
+
+    def _until(self, limits: Mapping[str, float | int]) -> Iterator[Metrics]:
+        while all(getattr(self, name) < limit for name, limit in limits.items()):
             yield self.step()
+
+    def train(
+        self,
+        *,
+        updates: int | None = None,
+        epochs: int | None = None,
+        tokens: int | None = None,
+        seconds: float | None = None,
+    ) -> TrainingResult[Metrics]:
+        """Train until one of the totals is reached, as ``run`` does, and return what came of it."""
+        before, last = self.updates, None
+        history: dict[str, list[float]] = {name: [] for name in self.tracked}
+        for metrics in self.run(updates=updates, epochs=epochs, tokens=tokens, seconds=seconds):
+            last = metrics
+            for name, values in history.items():
+                values.append(float(getattr(metrics, name)))
+        made = self.updates - before
+        return TrainingResult(made, last, history, self.updates, self.epochs, self.tokens, self.seconds)
+
+    def settings(self) -> dict[str, Any]:
+        """What a run keeps of the trainer, for people and for commands that show runs."""
+        groups = [group for group in self.optimizer.param_groups if "lr" in group]
+        # A scheduler keeps the rate that it was given beside the one that it sets.
+        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        return {
+            "label": type(self).__name__,
+            **({"learning_rate": max(rates)} if rates else {}),
+            "batch_size": self.batch_size,
+            "ema_decay": self.average.decay,
+            "temperature": self.engine.temperature,
+            "seed": self.seed,
+        }
+
+    def learning_rate_text(self) -> str:
+        """How the learning rate goes on, in a few words."""
+        return "the learning rate stays as it is"
 
     def eval_weights(self) -> AbstractContextManager[None]:
         """Inside, the policy has the weights that are evaluated and kept: the average, or those of the last update."""
@@ -219,6 +270,7 @@ class BaseTrainer(Generic[Metrics]):
 
 def policy_module(engine: Engine, what: str = "training") -> nn.Module:
     """The engine's policy, which must have parameters; ``what`` needs them."""
+    require_instance("engine", engine, Engine, "an Engine, as in Engine(policy, bos=1, eos=0, max_length=20)")
     if not isinstance(engine.policy, nn.Module):
         raise InputError(f"{what} needs a policy with parameters: an nn.Module")
     return engine.policy
@@ -235,6 +287,32 @@ def load_policy(policy: nn.Module, tensors: dict[str, Tensor], source: str) -> N
             shapes = f"{list(tensors[name].shape)} instead of {list(expected[name].shape)}"
             raise InputError(f"{source} does not fit the model: {name!r} has the shape {shapes}")
     policy.load_state_dict(tensors)
+
+
+def require_optimizer(optimizer: Any, policy: nn.Module, device: torch.device | str) -> None:
+    """Raise an error unless an optimizer can train the policy on batches that are on the device."""
+    require_instance(
+        "optimizer", optimizer, torch.optim.Optimizer, "one of torch.optim, as in torch.optim.Adam(policy.parameters())"
+    )
+    parameters = {id(p): p for p in policy.parameters()}
+    if not any(p.requires_grad for p in parameters.values()):
+        raise InputError(
+            "no parameter of the policy requires a gradient, so nothing could be learned: unfreeze what is to be "
+            "trained with requires_grad_(True)"
+        )
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in parameters and p.requires_grad for p in given):
+        raise InputError(
+            "none of the optimizer's parameters is a parameter of the engine's policy that requires a gradient: make "
+            "it from engine.policy.parameters()"
+        )
+    places = {p.device.type for p in parameters.values()}
+    if torch.device(device).type not in places:
+        raise InputError(
+            f"the policy is on {' and '.join(sorted(places))}, but batches would be moved to {device}: move the policy "
+            f"there, or choose another device for the trainer"
+        )
+    _require_eps(optimizer)
 
 
 def _require_eps(optimizer: torch.optim.Optimizer) -> None:

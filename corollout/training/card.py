@@ -10,11 +10,11 @@ from corollout.config import toml_text
 from corollout.errors import InputError
 from corollout.files import digest_of, read_text, write_file
 from corollout.provenance import machine, versions, without_paths
-from corollout.tasks.spec import Metric, find_task, own_metric
+from corollout.tasks.spec import Metric, find_task
 from corollout.text import visible
 from corollout.training.base import BaseTrainer
 from corollout.training.finetuning import Trainer
-from corollout.training.runs import CONFIG, METRICS, SAMPLES, Run
+from corollout.training.runs import CONFIG, METRICS, SAMPLES, Run, is_of_command, metric_of
 
 CARD = "README.md"
 _MARK = re.compile(r"\n<!-- written by corollout, digest ([0-9a-f]+) -->\n$")
@@ -64,11 +64,11 @@ corollout compare .
 """
 
 
-def write_card(run: Run, trainer: BaseTrainer[Any], metric: str, summary: Mapping[str, Any]) -> None:
+def write_card(run: Run, trainer: BaseTrainer[Any], summary: Mapping[str, Any]) -> None:
     """Write the card of a run at its end, unless there is a file of that name that is not an unchanged card."""
     path = run.directory / CARD
     if not path.exists() or is_card(path):
-        text = visible(card(run, trainer, metric, summary)).rstrip() + "\n"
+        text = visible(card(run, trainer, summary)).rstrip() + "\n"
         write_file(path, f"{text}\n<!-- written by corollout, digest {_digest(text)} -->\n")
 
 
@@ -86,10 +86,10 @@ def _digest(text: str) -> str:
     return digest_of([text.encode()])[:32]
 
 
-def card(run: Run, trainer: BaseTrainer[Any], metric: str, summary: Mapping[str, Any]) -> str:
-    """The text of a run's card; ``metric`` decided which weights were kept."""
+def card(run: Run, trainer: BaseTrainer[Any], summary: Mapping[str, Any]) -> str:
+    """The text of a run's card."""
     policy, kind = type(trainer.policy).__qualname__, run.config.get("kind")
-    spec = find_task(run.config.get("task")) if kind in ("pretrain", "finetune") else None
+    spec = find_task(run.config.get("task")) if is_of_command(run.config) else None
     size = sum(parameter.numel() for parameter in trainer.policy.parameters())
     how = "trained by maximum likelihood"
     if isinstance(trainer, Trainer):
@@ -102,7 +102,7 @@ def card(run: Run, trainer: BaseTrainer[Any], metric: str, summary: Mapping[str,
     present = [f"| `{file}` | {what} |" for file, what in _FILES.items() if (run.directory / file).exists()]
     facts = [", ".join(f"{name} {value}" for name, value in part.items()) for part in (versions(), machine())]
     sections = {
-        "Results": _results(run, spec.metric if spec else own_metric(metric), summary),
+        "Results": _results(run, metric_of(run), summary),
         "Data": _data(run, trainer),
         "Use": use,
         "Settings": f"```toml\n{toml_text(without_paths(run.config)).strip()}\n```",

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from corollout.arguments import require_instance
 from corollout.compilation import wall_time
 from corollout.data import Batch
 from corollout.errors import InputError
@@ -18,11 +19,13 @@ from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode
 from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
+from corollout.rollouts.policy_calls import call_encode
 from corollout.rollouts.watch import Look, Reads
 from corollout.training.metrics import RewardNumbers
 from corollout.training.micro_batches import MicroScoring
+from corollout.training.policy_checks import check_rows, check_scores
 from corollout.training.regularisation import Penalty, Regulariser
-from corollout.training.scoring import Scoring, check_scores, score, score_rows
+from corollout.training.scoring import Scoring, score, score_rows
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 
@@ -121,15 +124,18 @@ def estimate(
     that was sampled. A ``regulariser`` takes its penalties off the rewards. With ``micro_batch``, so many contexts at a
     time are scored with a graph, which takes less memory and gives the same gradient. ``check_score`` compares what
     ``policy.score`` and ``policy.step`` return for the same tokens, and makes sure that ``policy.step`` does not change
-    old states.
+    old states, and that a context computed by itself gives what it gives in its batch.
     """
+    require_instance("engine", engine, Engine, "an Engine, as in Engine(policy, bos=1, eos=0, max_length=20)")
+    require_instance("batch", batch, Batch, "a Batch, as data.batch([0, 1, 2]) makes it")
+    require_instance("noise", noise, Noise, "a Noise, as in Noise(seed)")
     if len(batch) == 0:
         raise InputError("the batch is empty: there is no gradient to estimate")
     reward, estimator = as_reward(reward, reward_weights), as_estimator(estimator)
     policy, stopwatch = engine.policy, _Stopwatch()
     with evaluation_mode(policy):
         with torch.set_grad_enabled(micro_batch is None):
-            memory = policy.encode(batch.context)
+            memory = call_encode(policy, batch.context)
         mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, _reads(estimator, noise))
         trajectories = mains.trajectories
         stopwatch.lap("sample")
@@ -155,6 +161,7 @@ def estimate(
         if check_score:
             check_scores(engine, memory, mains)
             engine.check_states(mains)
+            check_rows(engine, batch, mains)
         if micro_batch is None:
             scoring = score(engine, memory, mains, plan, rewards)
         else:
@@ -196,6 +203,8 @@ def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:
 
 
 def as_estimator(estimator: Estimator | str) -> Estimator:
+    """An estimator, or the name of one."""
+    require_instance("estimator", estimator, (Estimator, str), "an Estimator or the name of one, such as 'rloo-4'")
     return make_estimator(estimator) if isinstance(estimator, str) else estimator
 
 

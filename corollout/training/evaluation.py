@@ -5,17 +5,19 @@ from typing import Literal
 
 import torch
 
-from corollout.data import Columns
+from corollout.arguments import require_count, require_instance
+from corollout.data import Columns, Data, check_device
 from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
+from corollout.text import quoted
 from corollout.types import Sampler
 
 
 def evaluate(
     engine: Engine,
-    data: Columns,
+    data: Data,
     reward: AnyReward,
     *,
     mode: Literal["greedy", "sample"] = "greedy",
@@ -28,6 +30,12 @@ def evaluate(
 
     Several rewards are added up, weighted by ``reward_weights``.
     """
+    require_instance("engine", engine, Engine, "an Engine, as in Engine(policy, bos=1, eos=0, max_length=20)")
+    data = Columns.of(data)
+    if mode not in ("greedy", "sample"):
+        raise InputError(f"mode must be 'greedy' or 'sample', not {quoted(mode)}")
+    require_count("batch_size", batch_size)
+    check_device(device)
     if len(data) == 0:
         raise InputError("there is no example to evaluate on")
     reward = as_reward(reward, reward_weights)

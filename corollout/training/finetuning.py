@@ -1,5 +1,6 @@
 """Fine-tuning on a reward. ``Trainer.step`` makes an update: batches, estimates, backward, clip, step, metrics."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, count, islice
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from corollout.data import Batch, Columns
+from corollout.arguments import require_count, require_instance, require_number
+from corollout.data import Batch, Columns, Data
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto, Estimator, make_estimator
-from corollout.events import Callback, Event, ignore, warning
+from corollout.events import Callback, Event, warn, warning
 from corollout.noise import Noise
 from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
+from corollout.text import quoted
 from corollout.training.base import PROBES, ROLLOUTS, TARGET_ORDER, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
 from corollout.training.estimates import Estimate, as_estimator, estimate
@@ -33,7 +36,7 @@ from corollout.types import Cost
 
 
 class Trainer(BaseTrainer[Metrics]):
-    """Fine-tunes a policy: ``for metrics in Trainer(…).run(updates=100): …``.
+    """Fine-tunes a policy: ``Trainer(…).train(updates=100)``, or ``for metrics in Trainer(…).run(updates=100): …``.
 
     ``reward`` may be a plain function, or several of them in a list or by name, whose sum is weighted by
     ``reward_weights``; ``estimator`` may be a name. Gradients are clipped to the norm ``max_grad_norm``, in
@@ -58,10 +61,12 @@ class Trainer(BaseTrainer[Metrics]):
     ids, or is the names of all tokens. That is not counted in ``seconds``.
     """
 
+    tracked = ("reward", "gradient_norm", "entropy")
+
     def __init__(
         self,
         engine: Engine,
-        data: Columns,
+        data: Data,
         reward: AnyReward,
         estimator: Estimator | str,
         optimizer: torch.optim.Optimizer,
@@ -81,37 +86,45 @@ class Trainer(BaseTrainer[Metrics]):
         reference: nn.Module | None = None,
         entropy: float = 0.0,
         mle_weight: float | int = 0.0,
-        mle_data: Columns | None = None,
+        mle_data: Data | None = None,
         ema_decay: float = 0.0,
         reward_weights: Sequence[float | int] | None = None,
         samples_every: int = 0,
         decode: Decode | None = None,
-        on_event: Callback = ignore,
+        on_event: Callback = warn,
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
             clock=clock, on_event=on_event, accumulate=accumulate, ema_decay=ema_decay,
         )  # fmt: skip
         self.reward, self.estimator = as_reward(reward, reward_weights), as_estimator(estimator)
+        self._estimator_name = estimator if isinstance(estimator, str) else None
         self.variance, self._sketch = RunningVariance(variance_decay), GradientSketch(self.parameters)
         self.cost = Cost()
+        require_count("probe_every", probe_every, least=0)
+        require_instance("probes", probes, (list, tuple), "a list of names of estimators")
         self.probe_every = probe_every
         self.probes = {name: make_estimator(name) for name in probes}
-        if micro_batch is not None and micro_batch < 1:
-            raise InputError(f"micro_batch must be at least 1 context, or None for the whole batch, not {micro_batch}")
+        if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+            raise InputError(
+                f"micro_batch must be at least 1 context, or None for the whole batch, not {quoted(micro_batch)}"
+            )
         if scheduler is not None:
             require_scheduler(scheduler, optimizer)
         self.micro_batch, self.scheduler = micro_batch, scheduler
-        if samples_every < 0:
-            raise InputError(f"samples_every must be a number of updates, or 0 for no samples, not {samples_every}")
+        require_count("samples_every", samples_every, least=0)
         self.samples_every, self._renderer = samples_every, Renderer(decode, engine.eos)
         self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
+        require_number("entropy", entropy, "a finite number", math.isfinite)
         if kl is not None or entropy or reference is not None:
             self.regulariser = Regulariser(engine, as_kl(kl), entropy, reference)
+        require_number("mle_weight", mle_weight, "0 or positive", lambda weight: 0 <= weight < math.inf)
         self.imitation: Imitation | None = None
         if mle_weight:
-            self.imitation = Imitation(engine, mle_weight, data, mle_data, self.noise.fold(TARGET_ORDER), micro_batch)
+            targets = None if mle_data is None else Columns.of(mle_data)
+            order = self.noise.fold(TARGET_ORDER)
+            self.imitation = Imitation(engine, mle_weight, self.data, targets, order, micro_batch)
         elif mle_data is not None:
             raise InputError("mle_data are targets to imitate beside the reward: set mle_weight, too")
 
@@ -181,6 +194,7 @@ class Trainer(BaseTrainer[Metrics]):
         )
         for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):
             self.on_event(warning(text))
+        self.watchdog.require_rewards(self.updates, self.reward.name)
         return metrics
 
     @property
@@ -237,6 +251,17 @@ class Trainer(BaseTrainer[Metrics]):
         """Batches for a probe: others than those of training at the moment, if there are any; one more to warm up."""
         epochs = (self.data.epoch(self.batch_size, self._probe_noise.fold(i), self.device) for i in count())
         return islice(chain.from_iterable(epochs), 1 + estimates)
+
+    def settings(self) -> dict[str, Any]:
+        named = {} if self._estimator_name is None else {"estimator": self._estimator_name}
+        mle_weight = 0.0 if self.imitation is None else self.imitation.weight
+        options = {"accumulate": self.accumulate, "mle_weight": mle_weight}
+        return {**super().settings(), "label": self.estimator.label, **named, **options}
+
+    def learning_rate_text(self) -> str:
+        if self.scheduler is None:
+            return super().learning_rate_text()
+        return f"the learning rate follows {type(self.scheduler).__name__} from where it was"
 
     def extra_state(self) -> State:
         moments = {"mean": self.variance.mean, "square": self.variance.square}

@@ -7,7 +7,6 @@ of examples. As λ is per nat of a whole sequence, it is in the same unit as the
 mixed objective of Wu et al. 2016).
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +17,7 @@ from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.policies import evaluation_mode, select
 from corollout.rollouts import Engine
+from corollout.rollouts.policy_calls import call_encode
 from corollout.training.likelihood import likelihood_backward, teacher_forcing
 
 TARGET = "target"
@@ -33,8 +33,6 @@ class Imitation:
     def __init__(
         self, engine: Engine, weight: float, data: Columns, own: Columns | None, noise: Noise, micro_batch: int | None
     ):
-        if not 0 <= weight < math.inf:
-            raise InputError(f"mle_weight must be 0 or positive, not {weight}")
         source = data if own is None else own
         if TARGET not in source.columns:
             where = "the data set has" if own is None else "mle_data has"
@@ -58,7 +56,7 @@ class Imitation:
         with evaluation_mode(self.engine.policy):
             for context, targets in self._parts(batch):
                 inputs, tokens = teacher_forcing(self.engine, targets, device)
-                memory = self.engine.policy.encode(context)
+                memory = call_encode(self.engine.policy, context)
                 total += likelihood_backward(self.engine, memory, inputs, tokens, self.weight / contexts)
         return total
 

@@ -7,17 +7,23 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from corollout.policies.protocol import SOFTMAX, head_of
+from corollout.errors import InputError, PolicyError
+from corollout.policies.protocol import SOFTMAX, head_of, policy_errors
 from corollout.policies.read_out import PrefixCredits, read_out_backward
 from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine
+from corollout.text import quoted
 from corollout.types import full_precision
 
 Tokens = Int64[Tensor, "row step"]
 
 
-def teacher_forcing(engine: Engine, sequences: list[list[int]], device: torch.device | str) -> tuple[Tokens, Tokens]:
+def teacher_forcing(engine: Engine, sequences: Any, device: torch.device | str) -> tuple[Tokens, Tokens]:
     """Inputs and targets of teacher forcing, −1 where there is no target; sequences are cut at the maximum length."""
+    sequences = [tokens.tolist() if isinstance(tokens, Tensor) else tokens for tokens in sequences]
+    for tokens in sequences:
+        if not isinstance(tokens, list | tuple) or any(type(token) is not int or token < 0 for token in tokens):
+            raise InputError(f"a target must be a list of token ids, whole numbers from 0, not {quoted(tokens)}")
     ended = [[*tokens, engine.eos][: engine.max_length] for tokens in sequences]
     width = max(len(tokens) for tokens in ended)
     targets = torch.tensor([tokens + [-1] * (width - len(tokens)) for tokens in ended], device=device)
@@ -35,8 +41,13 @@ def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: To
     policy: Any = engine.policy
     head, mask = head_of(policy), targets >= 0
     if not hasattr(policy, "hidden_states"):
-        outputs = policy.score(memory, inputs)
+        with policy_errors("policy.score", f" for target tokens up to {int(targets.max())}"):
+            outputs = policy.score(memory, inputs)
+        if outputs.ndim != 3 or outputs.shape[:2] != targets.shape:
+            shapes = f"{list(outputs.shape)} for tokens of shape {list(targets.shape)}"
+            raise PolicyError(f"policy.score returned logits of shape {shapes}")
         if head is SOFTMAX:
+            _require_vocabulary(targets, outputs.shape[2])
             loss = cross_entropy(
                 full_precision(outputs).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum"
             )
@@ -49,7 +60,8 @@ def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: To
     tree = PrefixTree.chains(inputs, mask.sum(1))
     step, row = mask.t().nonzero(as_tuple=True)
     tokens = targets[row, step]
-    hidden = policy.hidden_states(memory, tree)
+    with policy_errors("policy.hidden_states", f" for target tokens up to {int(tokens.max())}"):
+        hidden = policy.hidden_states(memory, tree)
     if head is not SOFTMAX:
         logits = head.logits(hidden[:, None], tokens[:, None])
         loss = -full_precision(head.log_probs(logits, tokens[:, None])).sum()
@@ -57,6 +69,14 @@ def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: To
         return -loss.item()
     share = torch.full_like(tokens, weight, dtype=full_precision(hidden[:0]).dtype)
     credits = PrefixCredits(tree.node[row, step], tokens, share, "policy")
-    log_probs = torch.empty_like(share)
-    read_out_backward(hidden, policy.read_out(tree), credits, -1.0, log_probs=log_probs)
+    log_probs, read_out = torch.empty_like(share), policy.read_out(tree)
+    _require_vocabulary(targets, len(read_out.weight))
+    read_out_backward(hidden, read_out, credits, -1.0, log_probs=log_probs)
     return log_probs.sum().item()
+
+
+def _require_vocabulary(targets: Tokens, vocab: int) -> None:
+    if (largest := int(targets.max())) >= vocab:
+        raise InputError(
+            f"the target sequences have the token {largest}, but the policy has logits for 0 to {vocab - 1}"
+        )

@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from corollout.arguments import is_number, require_callable, require_count, require_instance, require_number
 from corollout.errors import InputError, Interrupted
-from corollout.events import Callback, Event, ignore, warning
+from corollout.events import Callback, Event, note, warn, warning
 from corollout.signals import deferred_stops
+from corollout.text import quoted
 from corollout.training.base import BaseTrainer
 from corollout.training.card import write_card
 from corollout.training.checkpoints import State, join_states, split_state
-from corollout.training.runs import CONFIG, Run
+from corollout.training.runs import CONFIG, Run, is_of_command
 from corollout.training.settings import Unit
 from corollout.weights import read_weights, write_weights
 
@@ -29,7 +31,16 @@ class Schedule:
     save_seconds: float | int = 60  # between checkpoints; there is one after each evaluation as well
 
     def __post_init__(self) -> None:
-        if not self.total > 0 or not self.every > 0:
+        if self.unit not in get_args(Unit):
+            raise InputError(
+                f"the unit of a schedule must be one of {', '.join(get_args(Unit))}, not {quoted(self.unit)}"
+            )
+        if self.patience is not None:
+            require_count("patience", self.patience)
+        require_number(
+            "save_seconds", self.save_seconds, "a number of seconds, 0 or more", lambda seconds: seconds >= 0
+        )
+        if not is_number(self.total) or not is_number(self.every) or not self.total > 0 or not self.every > 0:
             raise InputError(
                 f"training for {self.total} {self.unit} with an evaluation every {self.every} is not possible: both "
                 f"must be positive"
@@ -43,6 +54,15 @@ class Schedule:
         following = self.every * (math.floor(multiples + 1e-9) + 1) if multiples < 2**53 else reached
         return min(following if following > reached else math.nextafter(reached, math.inf), self.total)
 
+    def is_complete(self, summary: Mapping[str, Any]) -> bool:
+        """Whether a run with this summary has nothing left to do: not if the schedule is longer than it was."""
+        reached = summary.get(self.unit)
+        if not isinstance(reached, int | float) or reached >= self.total:
+            return True
+        if not summary.get("stopped_early"):
+            return False
+        return self.patience is not None and summary.get("misses", math.inf) >= self.patience
+
 
 @dataclass
 class _Progress:
@@ -51,6 +71,18 @@ class _Progress:
     best_update: int = 0
     misses: int = 0  # evaluations since the best one
     stopped: bool = False
+    total: float | int | None = None  # of the schedule; None in checkpoints of earlier versions
+    every: float | int | None = None
+
+    def follow(self, schedule: Schedule, reached: float | int) -> bool:
+        """Go on by a schedule that may be another one than before; whether its end is another one."""
+        before, self.total = (self.total, self.every), schedule.total
+        self.every = schedule.every
+        self.stopped = schedule.patience is not None and self.misses >= schedule.patience
+        is_due = reached >= self.next_evaluation
+        if not is_due and (before != (schedule.total, schedule.every) or self.next_evaluation == math.inf):
+            self.next_evaluation = schedule.next_evaluation(reached)
+        return before[0] not in (None, schedule.total)
 
 
 def fit(
@@ -60,7 +92,7 @@ def fit(
     evaluate: Callable[[], Mapping[str, float]],
     metric: str,
     *,
-    on_event: Callback = ignore,
+    on_event: Callback = warn,
 ) -> dict[str, Any]:
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
 
@@ -68,13 +100,24 @@ def fit(
     ``evaluate`` is called before the first update, at the points of the schedule and at the end; its entry ``metric``
     decides which weights are kept as the best. A signal that asks to stop takes effect after the current update, or in
     the middle of an evaluation, which the resumed run then repeats.
+
+    If the run is finished, its summary is returned; unless the schedule is longer now: then the run goes on from its
+    last checkpoint, as if it had had this schedule from the start.
     """
+    require_instance("trainer", trainer, BaseTrainer, "a Trainer or an MLETrainer")
+    require_instance("run", run, (Run, Path, str), "a Run, as Run.create(directory, config) makes it, or a directory")
+    require_instance("schedule", schedule, Schedule, "a Schedule, as in Schedule('updates', total=100, every=10)")
+    require_callable("evaluate", evaluate, "a function that returns named numbers")
+    require_instance("metric", metric, str, "the name of a number that evaluate returns")
     if not isinstance(run, Run):
         has_run = (Path(run) / CONFIG).exists()
         with Run.open(run, resume=True) if has_run else Run.create(run, {}) as opened:
             return fit(trainer, opened, schedule, evaluate, metric, on_event=on_event)
-    if (summary := run.summary) is not None:
+    if (summary := run.summary) is not None and schedule.is_complete(summary):
         return summary
+    if not is_of_command(run.config):
+        numbers = {name: value for name, value in asdict(schedule).items() if value is not None}
+        run.record_training({"kind": trainer.kind, "metric": metric, **numbers, **trainer.settings()})
 
     def log(event: Event) -> None:
         if event.kind == "samples":
@@ -93,13 +136,16 @@ def fit(
     with deferred_stops() as stop:
         progress, saved = _resume(trainer, run, on_event), time.monotonic()
         saved_update = trainer.updates if trainer.updates else None
+        if progress.follow(schedule, getattr(trainer, schedule.unit)):
+            log(note(_new_end(trainer, schedule, progress)))
+        run.unfinish()
         while True:
             reached = getattr(trainer, schedule.unit)
             if reached >= progress.next_evaluation:
                 numbers: dict[str, Any] = {"update": trainer.updates, **counts()}
                 try:
                     with trainer.eval_weights(), stop.interrupting():
-                        numbers |= evaluate()
+                        numbers |= _measured(evaluate(), metric, progress)
                 except KeyboardInterrupt:
                     if stop.is_urgent:
                         raise
@@ -133,10 +179,30 @@ def fit(
             "best_update": progress.best_update,
             f"best_{metric}": progress.best_score,
             "stopped_early": progress.stopped,
+            "misses": progress.misses,
         }
-        write_card(run, trainer, metric, summary)
+        write_card(run, trainer, summary)
         run.finish(summary)
     return summary
+
+
+def _measured(numbers: Any, metric: str, progress: _Progress) -> dict[str, float]:
+    """What an evaluation returned, which must have the metric; NaN, as if every reward was skipped, is not the best."""
+    if not isinstance(numbers, Mapping) or not isinstance(numbers.get(metric), int | float):
+        given = sorted(numbers) if isinstance(numbers, Mapping) else quoted(numbers)
+        raise InputError(f"evaluate must return a dict with a number for the metric {metric!r}, not {given}")
+    if math.isnan(numbers[metric]) and progress.best_score == -math.inf:
+        raise InputError(f"evaluate returned NaN for {metric!r}: no weights could ever be kept as the best")
+    return dict(numbers)
+
+
+def _new_end(trainer: BaseTrainer[Any], schedule: Schedule, progress: _Progress) -> str:
+    """How a run goes on that has another schedule than before."""
+    points = f"the next evaluation at {progress.next_evaluation:g}, then every {schedule.every:g}"
+    if progress.next_evaluation >= schedule.total:
+        points = "one more evaluation, at the end"
+    reached = getattr(trainer, schedule.unit)
+    return f"continued from {reached:g} to {schedule.total:g} {schedule.unit}: {points}; {trainer.learning_rate_text()}"
 
 
 def _resume(trainer: BaseTrainer[Any], run: Run, on_event: Callback) -> _Progress:

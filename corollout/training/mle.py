@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
-from corollout.data import Columns
+from corollout.arguments import require_count, require_instance, require_number
+from corollout.data import Data
 from corollout.errors import InputError
-from corollout.events import Callback, ignore
+from corollout.events import Callback, warn
 from corollout.noise import FREE, MAIN, uniform
 from corollout.policies import detach, evaluation_mode
 from corollout.policies.protocol import head_of
 from corollout.rollouts import Engine
+from corollout.rollouts.policy_calls import call_encode
 from corollout.training.base import SCHEDULED_SAMPLING, BaseTrainer
 from corollout.training.checkpoints import State
 from corollout.training.likelihood import likelihood_backward, teacher_forcing
@@ -26,8 +28,12 @@ _INCREASE = 0.05
 class LearningRateDecay:
     """The learning rate is multiplied by ``factor`` after every ``every`` epochs."""
 
-    factor: float = 1.0
+    factor: float | int = 1.0
     every: int = 1
+
+    def __post_init__(self) -> None:
+        require_number("the factor of a decay", self.factor, "above 0 and at most 1", lambda factor: 0 < factor <= 1)
+        require_count("the epochs between decays", self.every)
 
     def at(self, epoch: int) -> float:
         return self.factor ** (epoch // self.every)
@@ -40,8 +46,12 @@ class ScheduledSampling:
     The probability starts at 0 and grows by 0.05 after every ``every`` epochs, up to ``most``.
     """
 
-    most: float = 0.0
+    most: float | int = 0.0
     every: int = 5
+
+    def __post_init__(self) -> None:
+        require_number("the highest probability", self.most, "a number in [0, 1]", lambda most: 0 <= most <= 1)
+        require_count("the epochs between increases", self.every)
 
     def at(self, epoch: int) -> float:
         return min(self.most, _INCREASE * (epoch // self.every))
@@ -66,10 +76,13 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
     updates, with that decay (Polyak averaging).
     """
 
+    kind = "pretrain"
+    tracked = ("loss", "gradient_norm")
+
     def __init__(
         self,
         engine: Engine,
-        data: Columns,
+        data: Data,
         optimizer: torch.optim.Optimizer,
         *,
         target: str = "target",
@@ -81,14 +94,19 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         seed: int = 0,
         device: torch.device | str = "cpu",
         clock: Clock = "wall",
-        on_event: Callback = ignore,
+        on_event: Callback = warn,
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
             clock=clock, on_event=on_event, ema_decay=ema_decay,
         )  # fmt: skip
-        if target not in data.columns:
-            raise InputError(f"the data set has no column {target!r} to learn from; it has {', '.join(data.columns)}")
+        if target not in self.data.columns:
+            names = ", ".join(self.data.columns)
+            raise InputError(f"the data set has no column {target!r} to learn from; it has {names}")
+        if decay is not None:
+            require_instance("decay", decay, LearningRateDecay, "a LearningRateDecay or None")
+        if scheduled_sampling is not None:
+            require_instance("scheduled_sampling", scheduled_sampling, ScheduledSampling, "a ScheduledSampling or None")
         self.target = target
         self.decay = decay or LearningRateDecay()
         self.scheduled_sampling = scheduled_sampling or ScheduledSampling()
@@ -101,7 +119,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
             group["lr"] = rate * self.decay.at(epoch)
         inputs, targets = teacher_forcing(self.engine, batch.columns[self.target], self.device)
         self.policy.train()
-        memory = self.engine.policy.encode(batch.context)
+        memory = call_encode(self.engine.policy, batch.context)
         if (probability := self.scheduled_sampling.at(epoch)) > 0:
             inputs = self._sample_inputs(detach(memory), inputs, batch.examples, probability)
         self.optimizer.zero_grad(set_to_none=True)
@@ -133,6 +151,16 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
                     inputs[rows, t + 1] = choice.tokens
         return inputs
 
+    def settings(self) -> dict[str, Any]:
+        rates = {"learning_rate": max(self._learning_rates)}
+        return {**super().settings(), **rates, "label": "MLE"}
+
+    def learning_rate_text(self) -> str:
+        if self.decay.factor == 1:
+            return super().learning_rate_text()
+        epochs = "epoch" if self.decay.every == 1 else f"{self.decay.every} epochs"
+        return f"the learning rate goes on to be multiplied by {self.decay.factor:g} every {epochs}"
+
     def extra_state(self) -> State:
         return State(self.average.tensors())
 
@@ -141,11 +169,10 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
 
 
 def pretrain(
-    engine: Engine, data: Columns, optimizer: torch.optim.Optimizer, *, epochs: int = 1, **options: Any
+    engine: Engine, data: Data, optimizer: torch.optim.Optimizer, *, epochs: int = 1, **options: Any
 ) -> Iterator[float]:
     """Fit the policy to a column of target sequences for some epochs; yields the loss of each batch, in nats per token.
 
     ``options`` are those of ``MLETrainer``, which does the same with counts, and a state to resume from.
     """
-    for metrics in MLETrainer(engine, data, optimizer, **options).run(epochs=epochs):
-        yield metrics.loss
+    return (metrics.loss for metrics in MLETrainer(engine, data, optimizer, **options).run(epochs=epochs))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from corollout.arguments import require_instance
 from corollout.compilation import wall_time
 from corollout.data import Batch
 from corollout.errors import InputError
@@ -16,6 +17,7 @@ from corollout.events import Callback, Progress, ignore
 from corollout.noise import Noise
 from corollout.rewards import AnyReward
 from corollout.rollouts import Engine
+from corollout.text import quoted
 from corollout.training.base import GradientStatistics, flat_gradient, policy_module
 from corollout.training.estimates import Estimate, estimate
 from corollout.training.regularisation import Regulariser
@@ -131,8 +133,9 @@ def probe_variance(
 
     The parameters' own gradients are left as they were.
     """
-    if count < 2:
-        raise InputError(f"a variance needs at least 2 estimates, not {count}")
+    if type(count) is not int or count < 2:
+        raise InputError(f"a variance needs at least 2 estimates, not {quoted(count)}")
+    require_instance("noise", noise, Noise, "a Noise, as in Noise(seed)")
     recorder, progress = Recorder(), Progress(on_event, "estimates", count)
     with gradient_source(engine, batch, reward) as draw:
         for i in range(count):

@@ -13,6 +13,7 @@ of every sequence's reward, of main trajectories and of branches alike, and ever
 """
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
+from corollout.arguments import require_number
 from corollout.errors import InputError, PolicyError
 from corollout.policies.protocol import Policy, evaluation_mode
 from corollout.rollouts import Engine, Mains
@@ -45,10 +47,11 @@ class KL:
     target: float | int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.coefficient < float("inf"):
-            raise InputError(f"the coefficient of KL must be 0 or positive, not {self.coefficient}")
-        if self.target is not None and not 0 < self.target < float("inf"):
-            raise InputError(f"the target of KL must be positive, not {self.target}")
+        require_number(
+            "the coefficient of KL", self.coefficient, "0 or positive", lambda number: 0 <= number < math.inf
+        )
+        if self.target is not None:
+            require_number("the target of KL", self.target, "positive", lambda number: 0 < number < math.inf)
         if self.target is not None and self.coefficient == 0:
             raise InputError("a coefficient of KL that is steered to a target must be positive at the start, not 0")
 

@@ -16,7 +16,7 @@ from corollout.tasks.task import Task, open_task
 from corollout.threads import use_threads
 from corollout.training.base import load_policy, policy_module
 from corollout.training.checkpoints import read_checkpoint
-from corollout.training.runs import CONFIG, Run
+from corollout.training.runs import CONFIG, Run, training_settings
 from corollout.training.settings import MachineSettings
 from corollout.weights import read_weights
 
@@ -31,16 +31,29 @@ class OpenedRun(NamedTuple):
     update: int | None
 
 
-def open_run(directory: Path, weights: str = "best") -> tuple[Task, Engine]:
-    """A run's task, and an engine with some of its weights (see :func:`load_weights`)."""
-    return open_weights(Run.open(directory), weights)[:2]
+def open_run(
+    directory: Path, weights: str = "best", device: str | None = None, data: Path | None = None
+) -> tuple[Task, Engine]:
+    """A run's task, and an engine with some of its weights (see :func:`load_weights`).
+
+    ``device`` and ``data`` are where to compute and where the data is, if that is not as in the run.
+    """
+    return open_weights(Run.open(directory), weights, {} if device is None else {"device": device}, data)[:2]
 
 
-def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = None) -> OpenedRun:
+def open_weights(
+    run: Run, weights: str, machine: Mapping[str, Any] | None = None, data: Path | None = None
+) -> OpenedRun:
     """The same for a run that is open already; ``machine`` overrides the run's machine settings."""
     config = {**run.config, "machine": {**run.section("machine"), **(machine or {})}}
     settings = from_table(MachineSettings, config["machine"], str(run.directory / CONFIG))
-    require_data(run)
+    config["task"] = run.task
+    if data is None:
+        require_data(run, "name its new place with --data")
+    elif not data.exists():
+        raise InputError(f"there is no data at {data}: name the folder of the data with --data")
+    else:
+        config["data"] = {**run.section("data"), "folder": os.path.realpath(data)}
     task = open_task(config)
     use_threads(settings.threads)
     engine = task.engine()
@@ -50,7 +63,7 @@ def open_weights(run: Run, weights: str, machine: Mapping[str, Any] | None = Non
 
 def set_temperature(engine: Engine, config: Mapping[str, Any]) -> None:
     """Give an engine the temperature that a fine-tuning has in its settings; 1 leaves the task's."""
-    temperature = config.get("finetune", {}).get("temperature", 1.0)
+    temperature = training_settings(config).get("temperature", 1.0)
     if temperature != 1:
         engine.use(engine.policy, temperature)
 

@@ -10,28 +10,85 @@ import json
 import math
 import os
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
+from corollout.arguments import require_instance
 from corollout.config import read_toml, toml_text
 from corollout.errors import InputError
 from corollout.event_file import EventFile
 from corollout.events import Callback, ignore, numbers_of, warning
 from corollout.files import append, check_entries, os_errors, read_bytes, read_json, write_file, write_json
 from corollout.folders import FolderLock, is_empty, settle_folder, staged
+from corollout.tasks.spec import Metric, find_task, is_task_path, own_metric
 from corollout.text import quoted
 from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
 
 CONFIG = "config.toml"
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+FIT = "fit"  # the section in which ``fit`` keeps how a run that was made in Python is trained
+KINDS = ("pretrain", "finetune")
+
+
+def is_of_command(config: Mapping[str, Any]) -> bool:
+    """Whether a run was made on the command line, which names its kind; others were made in Python."""
+    return config.get("kind") in KINDS
+
+
+def kind_of(config: Mapping[str, Any]) -> Any:
+    """Whether a run is a pre-training or a fine-tuning, from its settings; None if they do not say."""
+    kind = config.get("kind")
+    return kind if is_of_command(config) else _section(config, FIT).get("kind", kind)
+
+
+def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run is trained: the section of its kind or, if it was made in Python, what ``fit`` kept."""
+    return _section(config, config["kind"] if is_of_command(config) else FIT)
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name, {})
+    return section if isinstance(section, dict) else {}
+
+
+def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings without their sections, and without digests, which say nothing to people."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= {} if name == "inputs" else flat_settings(value)
+        else:
+            flat[name] = value
+    return flat
+
+
+def metric_of(run: "Run") -> Metric:
+    """What a run is compared by: its task's metric or, if it was made in Python with another one, that."""
+    task = run.config.get("task")
+    if is_of_command(run.config):
+        return find_task(task).metric
+    key = training_settings(run.config).get("metric") or _evaluated(run)
+    if is_task_path(task) and (metric := find_task(task).metric).key == key:
+        return metric
+    return own_metric(str(key))
+
+
+def _evaluated(run: "Run") -> str:
+    """What the evaluations of a run without settings of its training are called."""
+    counts = ("kind", "update", "epochs", "tokens", "seconds")
+    names = [name for record in run.records("evaluation")[:1] for name in record if name not in counts]
+    if not names:
+        raise InputError(f"{run.directory} has no complete evaluation in {METRICS}: resume it, or leave it out")
+    return names[0]
 
 
 def wrong_kind(kind: object) -> str:
     """What is wrong with a run that is neither a pre-training nor a fine-tuning."""
-    found = "is missing" if kind is None else f"is {quoted(kind)}"
-    return f'the entry "kind" of its {CONFIG} {found}, and must be "pretrain" or "finetune"'
+    if kind is None:
+        return f'its {CONFIG} has no entry "kind" ("pretrain" or "finetune"), and no section "{FIT}" of a call of fit'
+    return f'the entry "kind" of its {CONFIG} is {quoted(kind)}, and must be "pretrain" or "finetune"'
 
 
 class Run:
@@ -52,7 +109,8 @@ class Run:
         cls, directory: Path | str, config: dict[str, Any], fill: Callable[[Path], None] = lambda folder: None
     ) -> "Run":
         """Begin a run in a new or empty directory; ``fill`` writes what it needs besides its settings to a folder."""
-        directory = Path(directory)
+        directory = _as_path(directory)
+        require_instance("the settings of a run", config, Mapping, "a dict of what TOML can hold")
         text = toml_text(config)
         require_no_run(directory)
         lock = _lock(directory)
@@ -70,7 +128,7 @@ class Run:
     @classmethod
     def open(cls, directory: Path | str, resume: bool = False) -> "Run":
         """Open an existing run: to resume it (then call :meth:`load` first), or only to read it."""
-        directory = Path(directory)
+        directory = _as_path(directory)
         if not (directory / CONFIG).is_file():
             raise InputError(f"{directory} is not a run directory: it has no {CONFIG}")
         lock = _lock(directory) if resume else None
@@ -87,6 +145,30 @@ class Run:
         if not isinstance(section, dict):
             raise InputError(f"{self.directory / CONFIG}: {name} must be a section, not {section!r}")
         return section
+
+    @property
+    def task(self) -> Any:
+        """The name of the run's task; an error if it has none."""
+        task = self.config.get("task")
+        if task is None:
+            raise InputError(
+                f"{self.directory} was made without a task, which has the data, the model and the reward that this "
+                f'needs: describe yours in a module (docs/extending.md), and add task = "my_module:TASK" to '
+                f"{self.directory / CONFIG}"
+            )
+        return task
+
+    def record_training(self, entries: Mapping[str, Any]) -> None:
+        """Keep how a run that was made in Python is trained, so that commands can show it."""
+        self.change_settings(FIT, entries)
+
+    def change_settings(self, section: str, entries: Mapping[str, Any]) -> None:
+        """Change entries of a section of ``config.toml``."""
+        self._require_writer()
+        changed = {**self.section(section), **entries}
+        if changed != self.config.get(section):
+            self.config = {**self.config, section: changed}
+            write_file(self.directory / CONFIG, toml_text(self.config))
 
     @property
     def best(self) -> Path:
@@ -108,6 +190,8 @@ class Run:
 
         Infinities and NaN, which JSON does not have, become null.
         """
+        require_instance("the kind of a record", kind, str, "text")
+        require_instance("a record", record, Mapping, "a dict of what JSON can hold")
         if "kind" in record:
             raise InputError("a record must not have an entry 'kind': it is an argument of its own")
         entries = _finite({"kind": kind, **record})
@@ -206,6 +290,12 @@ class Run:
         self._require_writer()
         write_json(self.directory / "summary.json", _finite(summary))
 
+    def unfinish(self) -> None:
+        """Training goes on: what :meth:`finish` wrote is not true any more."""
+        self._require_writer()
+        with _writing(self.directory):
+            (self.directory / "summary.json").unlink(missing_ok=True)
+
     def close(self) -> None:
         """Close all files and release the lock; closing again does nothing."""
         files, events, lock = list(self._lines.values()), self._events, self._lock
@@ -230,7 +320,10 @@ class Run:
             raise InputError(f"the run {self.directory} is closed, or was opened for reading only")
 
     def _append(self, name: str, record: Any) -> None:
-        line = json.dumps(record, allow_nan=False) + "\n"
+        try:
+            line = json.dumps(record, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise InputError(f"a record must be what JSON can hold: {error}") from error
         file = self._lines_file(name)
         with _writing(self.directory):
             append(file, line.encode())
@@ -244,6 +337,11 @@ class Run:
                 # A sudden stop may leave a last line without an end.
                 self._lines[name].truncate(path.read_bytes().rfind(b"\n") + 1)
         return self._lines[name]
+
+
+def _as_path(directory: Any) -> Path:
+    require_instance("the directory of a run", directory, (str, Path), "a path")
+    return Path(directory)
 
 
 def require_no_run(directory: Path) -> None:

@@ -20,16 +20,16 @@ from corollout.estimators import Plan
 from corollout.estimators.baselines import Scores, TokenProbabilities, token_probabilities
 from corollout.estimators.plans import Credits, Rewards, SparsePlan
 from corollout.policies import select
-from corollout.policies.protocol import as_leaves
+from corollout.policies.protocol import as_leaves, policy_errors
 from corollout.policies.read_out import CHUNK, PrefixCredits, ReadOut, read_out_backward
 from corollout.prefix_tree import PrefixTree, merge
-from corollout.rollouts import Engine, Mains, score_tolerance
+from corollout.rollouts import Engine, Mains
 from corollout.types import Decisions, Sequences, Trajectories, full_precision
 
 Rows = Int64[Tensor, " row"]
 Logits = Float[Tensor, "row step vocab"]
 
-_BATCH = 1 << 24  # logits of a micro-batch of a policy that has ``score`` only
+BATCH = 1 << 24  # logits of a micro-batch of a policy that has ``score`` only
 _GROUPS = 4  # of similar length
 _KEPT = 1 << 25  # logits that are kept from one use to the next
 
@@ -217,7 +217,7 @@ class SequenceScoring(Scoring):
         if padded > 0.85 * len(number) * int(lengths[number[-1]]):
             groups = (number,)
         width = max(1, self._engine.output_width or 1)
-        return [part for group in groups for part in group.split(max(1, _BATCH // (width * int(lengths[group[-1]]))))]
+        return [part for group in groups for part in group.split(max(1, BATCH // (width * int(lengths[group[-1]]))))]
 
     def _score(self, memory: Any, number: Rows) -> tuple[Tensor, Sequences]:
         """The logits of some distinct sequences, and the sequences."""
@@ -288,9 +288,13 @@ class DenseScoring(Scoring):
 
 def score_rows(engine: Engine, memory: Any, sequences: Sequences, contexts: Rows) -> Float[Tensor, "row step width"]:
     """What ``policy.score`` puts out for some sequences."""
-    outputs = engine.model.score(select(memory, contexts), engine.score_inputs(sequences))
+    with policy_errors("policy.score"):
+        outputs = engine.model.score(select(memory, contexts), engine.score_inputs(sequences))
+    if not isinstance(outputs, Tensor) or outputs.ndim != 3:
+        returned = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise PolicyError(f"policy.score must return logits of shape [rows, steps, V], but it returned {returned}")
     if outputs.shape[:2] != sequences.tokens.shape:
-        raise _wrong_shape(engine, outputs, sequences)
+        raise wrong_shape(engine, outputs, sequences)
     return outputs
 
 
@@ -305,7 +309,7 @@ def sequence_log_probs(engine: Engine, memory: Any, sequences: Sequences, contex
     model: Any = engine.model
     size = len(order)
     if not hasattr(model, "hidden_states"):
-        size = max(1, _BATCH // (max(1, engine.output_width or 1) * sequences.tokens.shape[1]))
+        size = max(1, BATCH // (max(1, engine.output_width or 1) * sequences.tokens.shape[1]))
     for rows in order.split(size) if len(order) else ():
         steps = int(sequences.lengths[rows].max())
         part = Sequences(sequences.tokens[rows, :steps], sequences.lengths[rows], sequences.finished[rows])
@@ -336,47 +340,6 @@ def _node_log_probs(engine: Engine, memory: Any, tree: PrefixTree, node: Rows, t
     return values
 
 
-@torch.no_grad()
-def check_scores(engine: Engine, memory: Any, mains: Mains) -> None:
-    """Refuse a policy whose ``score`` or ``hidden_states`` give other probabilities than its ``step``."""
-    trajectories = mains.trajectories
-    sampled = trajectories.token_log_probs
-    if sampled is None or len(trajectories.tokens) == 0:
-        return
-    width = engine.output_width or 1
-    rows = max(1, _BATCH // (width * trajectories.tokens.shape[1]))
-    part = Sequences(trajectories.tokens[:rows], trajectories.lengths[:rows], trajectories.finished[:rows])
-    contexts = trajectories.contexts[:rows]
-    outputs = score_rows(engine, memory, part, contexts)
-    if outputs.shape[2] != width:
-        raise _wrong_shape(engine, outputs, part)
-    _compare(engine, "policy.score", outputs, trajectories, sampled[:rows])
-    model: Any = engine.model
-    if hasattr(model, "hidden_states"):
-        tree = PrefixTree.of(part, contexts, engine.bos)
-        hidden = model.hidden_states(memory, tree)
-        if not engine.head.logits_by_token:
-            hidden = model.read_out(tree).logits(hidden, slice(None))
-        _compare(engine, "policy.hidden_states", hidden[tree.node.clamp(min=0)], trajectories, sampled[:rows])
-
-
-def _compare(
-    engine: Engine, name: str, outputs: Tensor, trajectories: Trajectories, sampled: Float[Tensor, "row step"]
-) -> None:
-    """Log-probabilities of the tokens that were drawn: they are finite, and unaffected by a shift of the logits."""
-    rows = len(sampled)
-    tokens = trajectories.tokens[:rows]
-    log_probs = engine.head.log_probs(full_precision(engine.head.logits(outputs, tokens)), tokens)
-    gap = torch.where(trajectories.mask[:rows], (log_probs - sampled).abs(), 0.0)
-    if not bool((gap <= score_tolerance(outputs.dtype)).all()):
-        row, step = divmod(int(gap.nan_to_num(torch.inf).argmax()), gap.shape[1])
-        raise PolicyError(
-            f"{name} and policy.step disagree: for example {int(trajectories.examples[row])} the log-probability "
-            f"of the token at step {step} differs by {float(gap[row, step]):.3g}; score(memory, tokens)[:, t] must be "
-            f"what step returns after tokens 0 … t"
-        )
-
-
-def _wrong_shape(engine: Engine, scored: Tensor, sequences: Sequences) -> PolicyError:
+def wrong_shape(engine: Engine, scored: Tensor, sequences: Sequences) -> PolicyError:
     given = [*sequences.tokens.shape, engine.output_width or scored.shape[-1]]
     return PolicyError(f"policy.score returned logits of shape {list(scored.shape)} where policy.step gave {given}")

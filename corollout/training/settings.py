@@ -8,6 +8,8 @@ from corollout.config import option
 Clock = Literal["wall", "cpu"]
 Unit = Literal["updates", "epochs", "tokens", "seconds"]
 Decay = Literal["constant", "linear", "cosine"]
+DATA_HELP = "Folder of the data, if it is not where it was when the run was made. [default: the run's]"
+DEVICE_HELP = "Where to compute: cpu, cuda, cuda:1 and so on. [default: the run's]"
 WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
 
 

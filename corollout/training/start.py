@@ -8,7 +8,7 @@ data, the tree and the reward, by which a run that is resumed notices that they 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from corollout.policies import TreeHead, evaluation_mode
 from corollout.tasks.task import Evaluation, Task, find_task, open_task, reward_names
 from corollout.threads import choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
+from corollout.training.extension import extended, finetuning_schedule, pretraining_schedule, require_resumable
 from corollout.training.finetuning import Trainer
 from corollout.training.imitation import TARGET
 from corollout.training.loop import Schedule, fit
@@ -33,7 +34,7 @@ from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampl
 from corollout.training.optimizers import make_adam, make_scheduler
 from corollout.training.regularisation import KL
 from corollout.training.run_weights import START, open_run, require_data, set_temperature
-from corollout.training.runs import CONFIG, Run, require_no_run, wrong_kind
+from corollout.training.runs import CONFIG, Run, require_no_run
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 from corollout.training.warm_up import warm_up
 from corollout.trees import load_tree, save_tree
@@ -99,7 +100,7 @@ def create_finetuning(
     parent = Run.open(start)
     if data is None:
         require_data(parent, "name its new place with --data")
-    spec = find_task(parent.config.get("task"))
+    spec = find_task(parent.task)
     rewards = reward_names(settings.reward) or list(spec.rewards[:1])
     for reward in rewards:
         if reward not in spec.rewards:
@@ -159,20 +160,26 @@ def _probe_names(settings: FinetuneSettings) -> list[str]:
 
 
 def resume_run(
-    directory: Path, on_event: Callback = ignore, accept_changes: bool = False, threads: int | None = None
+    directory: Path,
+    on_event: Callback = ignore,
+    accept_changes: bool = False,
+    threads: int | None = None,
+    longer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run what the settings of a run say, from its newest checkpoint on; return its summary.
 
     Data, tree and reward must be those that the run began with, unless ``accept_changes``. ``threads`` is another
-    number of threads than the run's, with which the weights may differ by rounding.
+    number of threads than the run's, with which the weights may differ by rounding. ``longer`` are settings by which
+    the run is to be longer than it was, finished or not (``EXTENDABLE`` has their names); the run keeps them.
     """
     with Run.open(directory, resume=True) as run:
-        kind, config = run.config.get("kind"), str(directory / CONFIG)
-        if kind not in ("pretrain", "finetune"):
-            raise InputError(f"{directory} cannot be resumed: {wrong_kind(kind)}")
+        config = str(directory / CONFIG)
+        require_resumable(run)
+        kind = str(run.config["kind"])
         require_data(run)
-        metric = find_task(run.config.get("task")).metric.key
-        if (summary := run.summary) is not None:
+        metric = find_task(run.task).metric.key
+        settings, schedule = extended(run, longer or {})
+        if (summary := run.summary) is not None and schedule.is_complete(summary):
             path, advice = directory / "summary.json", "remove it to resume the run"
             numbers: dict[str, Any] = {"updates": int, "best_update": int, f"best_{metric}": (int, float)}
             return check_entries(summary, path, advice, **numbers)
@@ -180,15 +187,17 @@ def resume_run(
         if threads is not None and threads != machine.threads:
             on_event(warning(f"the run began with --threads {machine.threads}; with {threads}, rounding may differ"))
         use_threads(threads or machine.threads)
+        run_config = {**run.config, kind: settings}
         if kind == "finetune":
             start = directory / START
-            training = _finetuning(run.config, read_weights(start)[0], str(start), config, on_event)
+            training = _finetuning(run_config, read_weights(start)[0], str(start), config, on_event)
         else:
             tree = directory / TREE
-            training = _pretraining(run.config, tree if tree.exists() else None, config, on_event)
+            training = _pretraining(run_config, tree if tree.exists() else None, config, on_event)
         _check_inputs(run, _inputs(training, run.config), accept_changes, on_event)
         if isinstance(training.trainer, Trainer):
             warm_up(training.trainer)
+        run.change_settings(kind, settings)
         return fit(training.trainer, run, training.schedule, training.evaluate, metric, on_event=on_event)
 
 
@@ -226,7 +235,7 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
         device=task.device,
         clock=settings.clock,
     )
-    schedule = Schedule("epochs", settings.epochs, settings.evaluate_every, settings.patience)
+    schedule = pretraining_schedule(settings)
     return _Training(task, trainer, schedule, lambda: task.evaluate(engine, task.val).numbers(), stored)
 
 
@@ -271,8 +280,7 @@ def _finetuning(
         train_score = float(task.evaluate(engine, train_examples).scores.mean())
         return {**task.evaluate(engine, task.val).numbers(), f"train_{task.metric.key}": train_score}
 
-    schedule = Schedule(settings.unit, settings.budget, settings.evaluate_every, settings.patience or None)
-    return _Training(task, trainer, schedule, evaluate)
+    return _Training(task, trainer, finetuning_schedule(settings), evaluate)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: FinetuneSettings, examples: int) -> LRScheduler | None:
@@ -316,9 +324,16 @@ def _check_inputs(run: Run, inputs: dict[str, str], accept_changes: bool, on_eve
     on_event(warning(what))
 
 
-def evaluate_run(directory: Path, split: str = "test", beam: int = 0, weights: str = "best") -> tuple[Task, Evaluation]:
+def evaluate_run(
+    directory: Path,
+    split: str = "test",
+    beam: int = 0,
+    weights: str = "best",
+    device: str | None = None,
+    data: Path | None = None,
+) -> tuple[Task, Evaluation]:
     """A run's task, and the evaluation of its weights on a split."""
-    task, engine = open_run(directory, weights)
+    task, engine = open_run(directory, weights, device, data)
     return task, task.evaluate(engine, task.split(split), beam)
 
 

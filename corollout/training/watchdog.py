@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from corollout.errors import RewardError
+
 WINDOW = 20  # updates that are looked at together
 _COLLAPSED = 0.1  # of the entropy at the start, if that is also below
 _NATS = 0.02  # a token
 _SPREADS = 5.0  # a reward that is so many standard errors, and
 _FALL = 0.1  # such a share, below that of the start has fallen
+_PATIENCE = 3  # updates without any reward, from the first on
 _MOST = 0.5  # a share of sequences that are cut
 
 
@@ -40,11 +43,31 @@ class Watchdog:
         if self._entropy is None:
             self._entropy = seen.entropy
         self._last.append(seen)
-        if len(self._last) < WINDOW:
-            return []
-        new = {name: text for name, text in self._warnings() if name not in self._said}
+        warnings = self._warnings() if len(self._last) == WINDOW else self._first_warnings(seen)
+        new = {name: text for name, text in warnings if name not in self._said}
         self._said |= set(new)
         return list(new.values())
+
+    def require_rewards(self, updates: int, name: str) -> None:
+        """Raise an error if no reward was known in the first updates."""
+        if updates == _PATIENCE and not self._first:
+            raise RewardError(
+                f"reward {name!r} returned None for all sequences of the first {_PATIENCE} updates: nothing can be "
+                f"learned from it; return a number where a sequence can be judged"
+            )
+
+    def _first_warnings(self, seen: Seen) -> Iterator[tuple[str, str]]:
+        """What is worth a warning after a single update."""
+        if len(self._last) > 1:
+            return
+        if math.isnan(seen.reward):
+            yield "rewards", "all rewards of the first update were None: nothing is learned from it"
+        if seen.cut == 1:
+            yield (
+                "all cut",
+                "all sequences of the first update were cut at the maximal length, before their end token: if that is "
+                "not what you want, raise max_length, or make sure that eos is the token by which sequences end",
+            )
 
     def _warnings(self) -> Iterator[tuple[str, str]]:
         last, entropy = list(self._last), self._entropy or 0.0

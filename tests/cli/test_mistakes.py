@@ -61,7 +61,7 @@ def test_a_device_that_is_not_there(folder: Path, device: str, message: str) -> 
         "pretrain karel": ["pretrain", "karel", "--data", data, "--out", new],
         "pretrain captions": ["pretrain", "captions", "--data", folder / "captions", "--out", new],
         "finetune": ["finetune", run, "--out", new, *FEW],
-        "lab": ["lab", run],
+        **{name: [name, run] for name in ("evaluate", "generate", "inspect", "lab")},
         "data features": ["data", "features", "--images", folder, "--out", folder / "x.npy"],
         "reproduce table1": ["reproduce", "table1", "--out", new],
         "reproduce table2": ["reproduce", "table2", "--out", new],
@@ -114,7 +114,13 @@ def test_data_that_was_moved(folder: Path, tmp_path: Path) -> None:
     moved = f"the data of {run} is not at {gone} any more: move it back, or "
     advice = f"correct the entry folder in section data of {run / 'config.toml'}"
     for line in (["evaluate", run], ["generate", run], ["inspect", run], ["lab", run]):
-        assert refusal(*line) == moved + advice
+        assert refusal(*line) == moved + "name its new place with --data"
+        assert "cannot compute on the device 'cuda:99'" in refusal(
+            *line, "--data", folder / "data", "--device", "cuda:99"
+        )
+        assert f"there is no data at {gone}" in refusal(*line, "--data", gone)
+    assert "Generalization" in output("evaluate", run, "--beam", 0, "--data", folder / "data", "--device", "cpu")
+    (run / "evaluation-test.json").unlink()
     assert refusal("pretrain", "karel", "--resume", "--out", run) == moved + advice
     assert refusal("finetune", run, "--out", tmp_path / "new", *FEW) == moved + "name its new place with --data"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -126,9 +132,10 @@ def test_a_run_of_no_kind(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
     text = config.read_text()
-    for entry, found in (("", "is missing"), ('kind = "trial"', "is 'trial'")):
+    missing = 'its config.toml has no entry "kind" ("pretrain" or "finetune"), and no section "fit" of a call of fit'
+    wrong = """the entry "kind" of its config.toml is 'trial', and must be "pretrain" or "finetune\""""
+    for entry, said in (("", missing), ('kind = "trial"', wrong)):
         config.write_text(text.replace('kind = "pretrain"', entry))
-        said = f'the entry "kind" of its config.toml {found}, and must be "pretrain" or "finetune"'
         assert refusal("compare", tmp_path / "run", "--out", tmp_path / "new") == (
             f"{tmp_path / 'run'} is not a training run: {said}"
         )

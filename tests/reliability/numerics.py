@@ -22,6 +22,7 @@ from corollout.data import Columns
 from corollout.errors import InputError, PolicyError
 from corollout.estimators import ARS, Auto, Estimator, make_estimator
 from corollout.estimators.estimator import Branching
+from corollout.events import ignore
 from corollout.noise import Noise
 from corollout.policies import TreeHead, score_by_steps
 from corollout.rollouts import Engine
@@ -236,8 +237,7 @@ def _update_failure(condition: Condition, method: Estimator, seed: int) -> str:
     policy, engine, data = _set_up(condition, seed)
     trainer = Trainer(
         engine, data, reward_function(condition.reward), method, torch.optim.SGD(policy.parameters(), lr=0.1),
-        batch_size=condition.contexts, seed=seed,
-    )  # fmt: skip
+        batch_size=condition.contexts, seed=seed, on_event=ignore)  # fmt: skip
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     for _ in range(2):
         try:

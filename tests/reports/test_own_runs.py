@@ -40,8 +40,10 @@ def own_run(
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("own")
+    without = own_run(folder / "a", {}, half=0.1)
+    (without / "config.toml").write_text('about = "anything"\n')  # nothing of its training, which `fit` keeps
     return [
-        own_run(folder / "a", {"about": "anything"}, half=0.1),
+        without,
         own_run(folder / "b", {"training": {"estimator": "rloo-2", "seed": 4}}, "rloo-2", 0.51, half=0.1),
         own_run(folder / "c", {"about": "anything"}, "rloo-2", 0.1, half=0.1),
     ]
@@ -49,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_report_of_runs_without_a_task(runs: list[Path], tmp_path: Path):
     groups = group_runs(runs)
-    assert [group.label for group in groups] == ["a", "RLOO-2", "c"]
+    assert [group.label for group in groups] == ["a", "RLOO-2", "RLOO-2, about anything"]
     page = comparison_report(groups, tmp_path / "r", "updates").write(tmp_path / "r")
     read = Page(page)
     titles = ["Validation reward", "Mean reward of samples", "Entropy (nats per token)", "Length (tokens)"]
@@ -64,7 +66,7 @@ def test_a_report_of_runs_without_a_task(runs: list[Path], tmp_path: Path):
     assert read.count("span", "raised") > 0
     assert read.count("span", "lowered") > 0
     assert read.count("b", "") == 0  # text of a decoder stays text
-    assert [one["label"] for one in json.loads(read.plots[0])["series"]] == ["a", "RLOO-2", "c"]
+    assert [one["label"] for one in json.loads(read.plots[0])["series"]] == ["a", "RLOO-2", "RLOO-2, about anything"]
     assert all(label for label in read.labels)
 
 

@@ -288,11 +288,11 @@ def test_an_interruption_is_not_a_reward_error():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": -1}, "cache=-1"),
-        ({"workers": -1}, "workers=-1"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"workers": 1, "timeout": 0.0}, "timeout=0.0"),
-        ({"workers": 1, "timeout": math.nan}, "timeout=nan"),
+        ({"cache": -1}, "cache must be .* not -1"),
+        ({"workers": -1}, "workers must be .* not -1"),
+        ({"batch_size": 0}, "batch_size must be .* not 0"),
+        ({"workers": 1, "timeout": 0.0}, "timeout must be a positive .* not 0.0"),
+        ({"workers": 1, "timeout": math.nan}, "timeout must be a positive .* not nan"),
         ({"timeout": 1.0}, "a time-out needs worker processes"),
     ],
 )

@@ -485,7 +485,7 @@ def test_logits_of_another_shape_are_refused(shape: tuple[int, ...], monkeypatch
 
 @pytest.mark.parametrize("options", [{"bos": -1}, {"eos": -1}, {"max_length": 0}, {"max_rows": 0}])
 def test_options_of_an_engine_that_are_refused(options: dict[str, int]):
-    with pytest.raises(InputError, match="the engine needs"):
+    with pytest.raises(InputError, match="must be a whole number and at least"):
         Engine(Clock(), **{"bos": 4, "eos": 0, "max_length": 5, **options})  # pyright: ignore[reportArgumentType]
 
 

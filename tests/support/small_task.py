@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from corollout.data import Batch, Columns
 from corollout.estimators import Estimator, make_estimator
+from corollout.events import ignore
 from corollout.noise import Noise
 from corollout.policies import RecurrentPolicy, TokenEncoder
 from corollout.rewards import Reward
@@ -64,7 +65,7 @@ def make_trainer(estimator: Estimator | str = "rloo-2", policy: nn.Module | None
     policy = policy or make_policy()
     engine = options.pop("engine", None) or make_engine(policy)
     optimizer = options.pop("optimizer", None) or torch.optim.Adam(policy.parameters(), lr=options.pop("lr", 0.01))
-    settings = {"data": make_data(12), "reward": likeness, "batch_size": 5, **options}
+    settings = {"data": make_data(12), "reward": likeness, "batch_size": 5, "on_event": ignore, **options}
     return Trainer(engine=engine, estimator=estimator, optimizer=optimizer, **settings)
 
 

@@ -13,8 +13,10 @@ import torch
 from rich.console import Console
 
 from corollout.errors import InputError
+from corollout.events import ignore
 from corollout.rollouts.decoding import decode, decode_scored
 from corollout.tasks.task import Evaluation, Task, find_task, mean_interval, open_task, task_names
+from corollout.training import Run, Schedule, Trainer, fit
 from corollout.training.mle import MLETrainer
 from corollout.types import Sampler
 from tests.support.commands import output, refusal
@@ -151,6 +153,50 @@ def test_it_works_with_every_command(folder: Path):
     assert (folder / "comparison" / "report.html").exists()
     few = "--estimates 8 --reference-estimates 8 --rounds 1 --batches 0 --examples 3"
     assert "ARSM" in corollout(f"lab rloo --estimators rloo-2,arsm {few}").upper()
+
+
+def make_run(directory: str, config: dict[str, object], estimator: str = "rloo-2") -> None:
+    """A run made in Python."""
+    task = open_task({"task": "reverse:TASK", **config})
+    engine, reward = task.engine(), task.reward("reward")
+    optimizer = torch.optim.Adam(engine.policy.parameters(), 0.01)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = Trainer(engine, task.train.columns, reward, estimator, optimizer, batch_size=4, on_event=ignore)
+    val = task.val.first(20)
+    with Run.create(directory, config) as run:
+        schedule = Schedule("updates", 2, 1)
+        fit(trainer, run, schedule, lambda: task.evaluate(engine, val).numbers(), "mean_reward", on_event=ignore)
+
+
+def test_a_run_made_in_python_works_with_every_command(folder: Path):
+    make_run("mine", {"task": "reverse:TASK", "model": {"hidden": 12}})
+    assert 0 <= json.loads(output("evaluate", "mine", "--json", "--beam", 0, "--device", "cpu"))["mean_reward"] <= 1
+    assert json.loads(output("generate", "mine", "--count", 1, "--json"))["id"] == 0
+    assert json.loads(output("inspect", "mine", "--json"))["estimator"] == "rloo-2"
+    few = "--estimates 8 --reference-estimates 8 --rounds 1 --batches 0 --examples 3"
+    assert "RLOO-2" in output("lab", "mine", "--estimators", "rloo-2", *few.split()).upper()
+    assert "RLOO-2" in output("compare", "mine")
+    output("finetune", "mine", "--out", "tuned", "--estimator", "sc", "--budget", 1, "--batch-size", 3)
+    said = "mine was made in Python, and is continued there: open it with Run.open('mine', resume=True)"
+    assert said in refusal("finetune", "--resume", "--out", "mine")
+
+
+def test_a_run_without_a_task_can_be_compared(folder: Path):
+    """Its settings may be anything."""
+    for seed, estimator in ((0, "rloo-2"), (1, "rloo-2"), (0, "sc")):
+        make_run(f"{estimator}-{seed}", {"seed": seed, "data": "digits", "model": "small"}, estimator)
+    shown = output("compare", "rloo-2-0", "rloo-2-1", "sc-0")
+    assert "Means over 2 seeds, but 1 for SC" in " ".join(shown.split()) or "One seed, but 2 for" in shown
+    for line in (
+        ["evaluate"],
+        ["generate"],
+        ["inspect"],
+        ["lab"],
+        ["export", "--out", "x"],
+        ["finetune", "--out", "x"],
+    ):
+        said = refusal(line[0], "sc-0", *line[1:])
+        assert said.startswith("sc-0 was made without a task, which has the data, the model and the reward")
+        assert not (folder / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_resumed_training_goes_on_where_it_was(updates: int):
 
 
 def test_too_few_batches_are_told():
-    with pytest.raises(InputError, match="accumulate must be at least 1 batch in an update, not 0"):
+    with pytest.raises(InputError, match="accumulate must be a whole number and at least 1, not 0"):
         make_trainer(accumulate=0)
 
 

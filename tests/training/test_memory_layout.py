@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from corollout import Trainer
+from corollout.events import ignore
 from corollout.training.checkpoints import State
 from corollout.training.optimizers import make_adam
 from tests.support.small_task import make_data, make_engine, make_policy
@@ -36,7 +37,7 @@ def make_trainer(policy: WithConvolution, optimizer: torch.optim.Optimizer) -> T
     def reward(sequences: list[list[int]]) -> list[float]:
         return [float(len(sequence)) for sequence in sequences]
 
-    return Trainer(make_engine(policy), make_data(), reward, "rloo-4", optimizer)
+    return Trainer(make_engine(policy), make_data(), reward, "rloo-4", optimizer, on_event=ignore)
 
 
 def trained(stop: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.synchronisations import CONTEXTS, Case, cases
 from corollout import Columns, Engine, Estimate, InputError, Noise, Trainer, estimate
+from corollout.events import ignore
 from corollout.training.metrics import TIMED
 from tests.support.enumeration import Problem
 
@@ -89,8 +90,7 @@ def trainer_of(rate: float = 0.1, schedule: Any = None, **options: Any) -> Train
     data = Columns(context=torch.zeros(40, dtype=torch.int64))
     return Trainer(
         problem.engine(), data, lambda rows: [float(len(row)) for row in rows], "rloo-3", optimizer, batch_size=8,
-        scheduler=scheduler, **options,
-    )  # fmt: skip
+        scheduler=scheduler, **options, on_event=ignore)  # fmt: skip
 
 
 def warm_up(optimizer: torch.optim.Optimizer) -> Any:

@@ -121,7 +121,10 @@ def test_pretraining_uses_its_seed_and_dropout():
     ("options", "message"),
     [
         ({"target": "answer"}, "no column 'answer' to learn from; it has context, target"),
-        *[({"ema_decay": decay}, rf"ema_decay must be in \[0, 1\), not {decay}") for decay in (-0.1, 1.0, 1.5, np.nan)],
+        *[
+            ({"ema_decay": decay}, rf"ema_decay must be a number in \[0, 1\), not {decay}")
+            for decay in (-0.1, 1.0, 1.5, np.nan)
+        ],
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str):

@@ -11,6 +11,7 @@ from benchmarks.synchronisations import CONTEXTS, Case, cases
 from corollout import Engine, InputError, Noise, PolicyError, Trainer, estimate
 from corollout.data import Columns
 from corollout.estimators import make_estimator
+from corollout.events import ignore
 from corollout.policies.protocol import evaluation_mode
 from corollout.policies.tempered import Tempered
 from corollout.training.regularisation import KL, Regulariser, as_kl
@@ -228,8 +229,7 @@ def trainer_of(problem: Problem, **options: Any) -> Trainer:
     optimizer = torch.optim.Adam(problem.policy.parameters(), lr=0.05)
     return Trainer(
         problem.engine(), data, lambda sequences: [float(len(tokens)) for tokens in sequences], "rloo-4", optimizer,
-        batch_size=32, **options,
-    )  # fmt: skip
+        batch_size=32, **options, on_event=ignore)  # fmt: skip
 
 
 def test_training_stays_near_the_reference():

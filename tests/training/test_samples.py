@@ -124,7 +124,7 @@ def test_a_decoder_that_fails_is_a_sentence(decode: Any, said: str):
 
 
 def test_arguments_that_make_no_sense():
-    with pytest.raises(InputError, match="samples_every must be a number of updates"):
+    with pytest.raises(InputError, match="samples_every must be a whole number and at least 0, not -1"):
         make_trainer(samples_every=-1)
     with pytest.raises(InputError, match="decode must be a function of token ids, or the names"):
         Renderer("abc", EOS)

@@ -229,8 +229,11 @@ class WithoutParameters:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch size ≥ 1, not 12 and 0"),
-        ({"data": Columns(context=torch.zeros(0, 3, dtype=torch.int64))}, "at least one example .* not 0 and 5"),
+        ({"batch_size": 0}, "batch_size must be a whole number and at least 1, not 0"),
+        (
+            {"data": Columns(context=torch.zeros(0, 3, dtype=torch.int64))},
+            "at least one example, but the data set is empty",
+        ),
         ({"max_grad_norm": 0.0}, "max_grad_norm .*, not 0.0"),
         ({"max_grad_norm": -1.0}, "max_grad_norm .*, not -1.0"),
         ({"max_grad_norm": math.nan}, "max_grad_norm .*, not nan"),
