@@ -22,6 +22,8 @@ def run(text: str, name: str) -> int:
     return len(blocks)
 
 
+# Policies that have hardly begun to learn may be warned about.
+@pytest.mark.filterwarnings("ignore::corollout.events.TrainingWarning")
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

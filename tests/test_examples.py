@@ -19,6 +19,7 @@ def test_every_example_is_tried():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
 
 
+@pytest.mark.filterwarnings("ignore::corollout.events.TrainingWarning")  # quick runs end before much is learned
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     example: Any = importlib.import_module(f"examples.{name}")

@@ -88,7 +88,8 @@ def inspect_run(settings: InspectSettings) -> Inspection:
     """Take apart an estimate with a run's weights and reward; by default with its estimator, or ARSM of its head."""
     run = Run.open(settings.run)
     finetuning = training_settings(run.config)
-    default = "bt-arsm" if run.section("model").get("head") == "tree" else "arsm"
+    model = run.config.get("model")  # anything, in a run without a task
+    default = "bt-arsm" if isinstance(model, dict) and model.get("head") == "tree" else "arsm"
     estimator = settings.estimator or finetuning.get("estimator", default)
     make_estimator(estimator)  # an unknown name is reported before anything is loaded
     task, engine = open_run(settings.run, settings.weights, settings.device, settings.data)

@@ -102,8 +102,9 @@ class Engine:
             require_count(name, token, least=0)
         for name, count in (("max_length", max_length), ("max_rows", max_rows), ("drop_every", drop_every)):
             require_count(name, count)
-        self.compile_step = compile_step
-        self.use(policy, temperature)
+        require_temperature(temperature)
+        self.temperature, self.compile_step = temperature, compile_step
+        self.use(policy)
         self.bos, self.eos = bos, eos
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise

@@ -85,7 +85,10 @@ def test_fine_tuning_starts_from_the_best_weights_and_resumes_to_the_same_end(tm
         ("pretrain sudoku --out x", "unknown task 'sudoku'"),
         ("pretrain no.such.task --out x", "cannot import 'no"),
         ("finetune --out x", "name the run to start from"),
-        ("finetune --resume --out x --data d", "keeps its settings, but for its length (--budget): leave out --data"),
+        (
+            "finetune --resume --out x --data d",
+            "keeps its settings, but for its length (--budget and --patience): leave out --data",
+        ),
         ("finetune nowhere --out x", "nowhere is not a run"),
         ("evaluate nowhere", "nowhere is not a run"),
     ],

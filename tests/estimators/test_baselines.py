@@ -405,6 +405,7 @@ def test_shrunk_and_fitted_baselines_have_less_variance(plain: Estimator, better
     assert excess.mean() > LIMIT * excess.std() / len(excess) ** 0.5
 
 
+@pytest.mark.prove
 def test_earlier_batches_reduce_the_variance_of_single_contexts():
     problem, estimator = two_of_three(), RLOO(2, "fitted")
     trained: Any = estimator

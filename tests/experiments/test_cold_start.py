@@ -95,6 +95,7 @@ def test_a_job_runs_what_is_missing(tmp_path: Path):
     assert (result["value"]["curve"]["updates"], result["value"]["rollouts"]) == ([0], [])
 
 
+@pytest.mark.prove
 def test_it_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "new" / "folder"
     # Workers read their settings from the folder: they know nothing of this scale.

@@ -50,6 +50,7 @@ def test_some_rows_end_before_others():
     assert min(lengths) < 5 < max(lengths)
 
 
+@pytest.mark.prove
 def test_waits_for_the_device_are_few():
     with Progress(disable=True) as progress:
         result = synchronisations.run(quick=True, progress=progress)
@@ -159,7 +160,7 @@ def test_an_unknown_mode_is_refused():
 
 
 def test_rows_must_be_dropped_at_some_time():
-    with pytest.raises(InputError, match=r"drop_every ≥ 1, not 8, 4096 and 0"):
+    with pytest.raises(InputError, match="drop_every must be a whole number and at least 1, not 0"):
         Engine(CASES[0].policy, bos=1, eos=2, max_length=8, drop_every=0)  # pyright: ignore
 
 

@@ -64,6 +64,7 @@ def analysis(**names: str) -> Analysis:
     return Analysis("letters", "letters.json", work, lambda sweep: sweep.grid.methods, arguments)
 
 
+@pytest.mark.prove
 def test_an_analysis_that_is_stopped_continues(tmp_path: Path):
     sweep = Sweep.of_scale(TABLE1.spec, "tiny", tmp_path, seeds=[0], methods=["SC", "RLOO"])
     with pytest.raises(CorolloutError, match="letters, RLOO failed: not today"):

@@ -157,7 +157,8 @@ def test_it_works_with_every_command(folder: Path):
 
 def make_run(directory: str, config: dict[str, object], estimator: str = "rloo-2") -> None:
     """A run made in Python."""
-    task = open_task({"task": "reverse:TASK", **config})
+    model = config.get("model")
+    task = open_task({"task": "reverse:TASK", "model": model if isinstance(model, dict) else {}})
     engine, reward = task.engine(), task.reward("reward")
     optimizer = torch.optim.Adam(engine.policy.parameters(), 0.01)  # pyright: ignore[reportAttributeAccessIssue]
     trainer = Trainer(engine, task.train.columns, reward, estimator, optimizer, batch_size=4, on_event=ignore)

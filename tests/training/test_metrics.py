@@ -72,7 +72,7 @@ def test_what_is_no_reason_to_warn():
     assert warnings_of(noisy) == []
     sure = [replace(GOOD, entropy=0.01)] * 5 * WINDOW  # from the start
     assert warnings_of(sure) == []
-    unknown = [replace(GOOD, reward=math.nan)] * 5 * WINDOW
+    unknown = [GOOD, *[replace(GOOD, reward=math.nan)] * 5 * WINDOW]
     assert warnings_of(unknown) == []
     now_and_then = [replace(GOOD, gradient_norm=float(number % 10 == 0)) for number in range(5 * WINDOW)]
     assert warnings_of(now_and_then) == []

@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_all_logits_at_once(policy: str, estimator: str,
     assert_close(gradient, expected)
     # By whole sequences, in one micro-batch and in many.
     for limit in (1 << 24, 40):
-        monkeypatch.setattr(scoring, "_BATCH", limit)
+        monkeypatch.setattr(scoring, "BATCH", limit)
         again, gradient = estimated(case, estimator, WithoutHiddenStates(case.policy), check_score=True)
         assert isinstance(again.scoring, SequenceScoring)
         parts = len(again.scoring._used)

@@ -93,6 +93,7 @@ def test_a_run_that_is_stopped_reaches_the_same_bits(tmp_path: Path, start: Path
     assert all(torch.equal(tensor, best[1][name]) for name, tensor in best[0].items())
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("kills", KILLS)
 def test_a_run_that_is_killed_often_reaches_the_same_bits(tmp_path: Path, start: Path, kills: int):
     settings = replace(EVERYTHING, budget=30.0 * kills, evaluate_every=20.0, patience=0)
