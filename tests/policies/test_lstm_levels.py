@@ -82,7 +82,9 @@ def assert_twins(name: str, function=lstm_levels, rtol=1e-10, atol=1e-10, **opti
         torch.autograd.grad(theirs, leaves, outer, allow_unused=True, materialize_grads=True),
         strict=True,
     ):
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+        # Where large terms cancel out, rounding is relative to the terms.
+        scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+        torch.testing.assert_close(a, b, rtol=rtol, atol=scale * atol)
 
 
 @pytest.mark.parametrize("parts", [4, 5])
