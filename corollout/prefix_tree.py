@@ -12,7 +12,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from corollout.numba_cache import numba
@@ -27,6 +27,30 @@ class Level(NamedTuple):
     nodes: slice  # their places among all nodes
     parent: Int64[Tensor, " node"]  # places in the level before; of the first level: contexts
     token: Int64[Tensor, " node"]  # the last token that was read
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The nodes of each context in a row of places, parents before their children."""
+
+    contexts: Int64[Tensor, " row"]
+    row: Int64[Tensor, " node"]
+    place: Int64[Tensor, " node"]
+    depth: Int64[Tensor, " node"]  # the level
+    sees: Bool[Tensor, "row place place"]  # whether the node at the second place is, or leads to, that at the first
+
+    @classmethod
+    def of_lengths(cls, lengths: Int64[Tensor, " row"]) -> "Layout":
+        """One sequence of each length in a row of its own; nodes are ordered by row."""
+        rows, width = torch.arange(len(lengths), device=lengths.device), int(lengths.max()) if len(lengths) else 0
+        row, place = (torch.arange(width, device=lengths.device) < lengths[:, None]).nonzero(as_tuple=True)
+        causal = torch.ones(width, width, dtype=torch.bool, device=lengths.device).tril()
+        return cls(rows, row, place, place, causal.repeat(len(lengths), 1, 1))
+
+    def spread(self, values: Float[Tensor, "node *width"]) -> Float[Tensor, "row place *width"]:
+        """Values of the nodes, each at its place; zero where there is no node."""
+        rows, places = self.sees.shape[:2]
+        return values.new_zeros(rows, places, *values.shape[1:]).index_put((self.row, self.place), values)
 
 
 @dataclass(frozen=True)
@@ -113,6 +137,32 @@ class PrefixTree:
         whole = self.parent + offset
         whole[: self.sizes[0]] = -1
         return whole
+
+    def layout(self) -> Layout:
+        """Each context's nodes in a row of their own, for models that compute all of them at once."""
+        contexts = self.context[: self.sizes[0]]  # one node of the first level for each
+        column = torch.empty(int(self.context.max()) + 1, dtype=torch.int64, device=contexts.device)
+        column[contexts] = torch.arange(len(contexts), device=contexts.device)
+        row = column[self.context]
+        order = row.argsort(stable=True)
+        counts = row.bincount(minlength=len(contexts))
+        place = torch.empty_like(order)
+        first = counts.cumsum(0) - counts
+        place[order] = torch.arange(len(order), device=order.device) - first[row[order]]
+        width = int(counts.max())
+        seen = torch.zeros(len(self), width, dtype=torch.bool, device=order.device)
+        depth = torch.empty_like(place)
+        above: slice | None = None
+        for number, level in enumerate(self.levels()):
+            if above is not None:
+                seen[level.nodes] = seen[above][level.parent]
+            depth[level.nodes] = number
+            above = level.nodes
+            seen[torch.arange(level.nodes.start, level.nodes.stop, device=order.device), place[level.nodes]] = True
+        # Places without a node see themselves: whoever sees nothing would have an attention of NaN.
+        sees = torch.eye(width, dtype=torch.bool, device=order.device).repeat(len(contexts), 1, 1)
+        sees[row, place] = seen
+        return Layout(contexts, row, place, depth, sees)
 
     def reaching(
         self, row: Int64[Tensor, " token"], step: Int64[Tensor, " token"]

@@ -20,11 +20,15 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class ReadOut:
-    """The weights of the last layer. Where ``allowed`` is False for a prefix and a token, the logit is −inf."""
+    """The weights of the last layer. Where ``allowed`` is False for a prefix and a token, the logit is −inf.
+
+    With a ``softcap`` c, logits l become c tanh(l / c), as in Gemma 2.
+    """
 
     weight: Float[Tensor, "vocab width"]
     bias: Float[Tensor, " vocab"] | None = None
     allowed: Bool[Tensor, "prefix vocab"] | None = None
+    softcap: float | None = None
 
     @property
     def masks(self) -> bool:
@@ -41,6 +45,8 @@ class ReadOut:
                 logits = hidden.detach() @ weight
             else:
                 logits = torch.addmm(self.bias.detach(), hidden.detach(), weight)
+            if self.softcap is not None:
+                logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
             return logits if self.allowed is None else logits.masked_fill_(~self.allowed[which], -torch.inf)
 
 
@@ -101,7 +107,8 @@ def read_out_backward(
     d_bias = None if read_out.bias is None or not read_out.bias.requires_grad else torch.zeros_like(read_out.bias)
     with torch.no_grad():
         values, first = hidden.detach(), 0
-        needs_logits = credits.centre == "policy" or read_out.masks
+        cap = read_out.softcap
+        needs_logits = credits.centre == "policy" or read_out.masks or cap is not None
         for some, part in credits.chunks(vocab):
             everything = len(some) == len(values)
             x = values if everything else values[some]
@@ -114,6 +121,8 @@ def read_out_backward(
                 log_probs[first : first + len(chosen)] = chosen
                 first += len(chosen)
             g = _gradient(replace(part, value=scale * part.value), logits, len(some), vocab, full_precision(x[:0]))
+            if cap is not None and logits is not None:
+                g = g * (1 - (logits.clamp(-cap, cap) / cap) ** 2)
             g = g.to(weight.dtype)
             if everything:
                 torch.mm(g, weight, out=d_hidden)

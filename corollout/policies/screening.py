@@ -170,7 +170,7 @@ def _suits(read_out: ReadOut) -> bool:
     """Whether a read-out is of the kind that can be screened, and large enough."""
     parts = [part for part in (read_out.weight, read_out.bias) if part is not None]
     usual = all(part.device.type == "cpu" and part.dtype == torch.float32 for part in parts)
-    return usual and read_out.weight.numel() >= LEAST_WEIGHTS
+    return usual and read_out.softcap is None and read_out.weight.numel() >= LEAST_WEIGHTS
 
 
 _LN2 = float(np.log(2.0))

@@ -73,7 +73,14 @@ class Tempered:
 
     def _scaled_read_out(self, read_out: ReadOut) -> ReadOut:
         # The weights stay as they are: hidden states are scaled instead.
-        return read_out if read_out.bias is None else replace(read_out, bias=read_out.bias * self._scale)
+        bias, cap = read_out.bias, read_out.softcap
+        if bias is None and cap is None:
+            return read_out
+        return replace(
+            read_out,
+            bias=None if bias is None else bias * self._scale,
+            softcap=None if cap is None else cap * self._scale,
+        )
 
 
 def require_temperature(temperature: Any) -> None:

@@ -79,37 +79,15 @@ class TransformerPolicy(nn.Module):
 
     def hidden_states(self, memory: Cache, tree: PrefixTree) -> Float[Tensor, "prefix width"]:
         """Each context's prefixes as one row of positions, in which a prefix sees the tokens that lead to it."""
-        contexts = tree.context[: tree.sizes[0]]  # one prefix of the first level for each
-        column = torch.empty(int(tree.context.max()) + 1, dtype=torch.int64, device=contexts.device)
-        column[contexts] = torch.arange(len(contexts), device=contexts.device)
-        row = column[tree.context]
-        # Prefixes are numbered within their contexts, parents before children.
-        order = row.argsort(stable=True)
-        counts = row.bincount(minlength=len(contexts))
-        place = torch.empty_like(order)
-        first = counts.cumsum(0) - counts
-        place[order] = torch.arange(len(order), device=order.device) - first[row[order]]
-        width = int(counts.max())
-        seen = torch.zeros(len(tree), width, dtype=torch.bool, device=order.device)
-        depth = torch.empty_like(place)
-        above: slice | None = None
-        for number, level in enumerate(tree.levels()):
-            if above is not None:
-                seen[level.nodes] = seen[above][level.parent]
-            depth[level.nodes] = number
-            above = level.nodes
-            seen[torch.arange(level.nodes.start, level.nodes.stop, device=order.device), place[level.nodes]] = True
-        cache = select(memory, contexts)
-        position = cache.length[row] + depth
+        layout = tree.layout()
+        cache = select(memory, layout.contexts)
+        position = cache.length[layout.row] + layout.depth
         self._check_positions(position, at_most=cache.real.shape[1] + len(tree.sizes) - 1)
-        x = self.embedding.weight.new_zeros(len(contexts), width, self.embedding.embedding_dim)
-        x = x.index_put((row, place), self.embedding(tree.token) + self.positions(position))
-        among = torch.eye(width, dtype=torch.bool, device=order.device).repeat(len(contexts), 1, 1)
-        among[row, place] = seen
-        visible = torch.cat([cache.real[:, None].expand(-1, width, -1), among], 2)
+        x = layout.spread(self.embedding(tree.token) + self.positions(position))
+        visible = torch.cat([cache.real[:, None].expand(-1, x.shape[1], -1), layout.sees], 2)
         for block, k, v in zip(self._blocks(), cache.keys, cache.values, strict=True):
             x, _, _ = block(x, k, v, visible[:, None])
-        return self.norm(x)[row, place]
+        return self.norm(x)[layout.row, layout.place]
 
     def read_out(self, tree: PrefixTree) -> ReadOut:
         return ReadOut(self.output.weight, self.output.bias)

@@ -1,0 +1,377 @@
+"""Language models of transformers as policies: each prompt is computed once, and so is each distinct prefix.
+
+A context is Int64[row, position], the tokens of a prompt; −1 is padding, on either side. What comes out of a policy is
+the same as a forward pass of each whole sequence, to rounding: a policy compares itself with one when it is made.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformers import EncoderDecoderCache
+
+from corollout.errors import InputError, PolicyError
+from corollout.hf.attention import Attention, Inside, Prompts, StepAttention, WholeAttention, attending
+from corollout.hf.checkpointing import checkpointed
+from corollout.hf.output_layer import OutputLayer
+from corollout.hf.store import Store
+from corollout.policies.protocol import evaluation_mode
+from corollout.policies.read_out import ReadOut
+from corollout.prefix_tree import Layout, PrefixTree
+from corollout.text import quoted
+
+Context = Int64[Tensor, "row position"]
+Rows = Int64[Tensor, " row"]
+Tokens = Int64[Tensor, " row"]
+
+# How far a policy may be from its model's own forward pass, relative to the largest logit.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Some of the prompts that a model has read; sequences of all of them share one store."""
+
+    prompts: Prompts
+    last: Int64[Tensor, " prompt"]  # the last token of each prompt of a decoder-only model, not read yet
+    number: Rows
+    store: Store = field(default_factory=Store)
+
+    def select(self, rows: Rows) -> "Memory":
+        return Memory(self.prompts, self.last, self.number[rows], self.store)
+
+    def detach(self) -> "Memory":
+        return Memory(self.prompts.detach(), self.last, self.number)
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where sequences are: the prompt of each, and the places of its tokens in the store."""
+
+    memory: Memory
+    number: Rows
+    path: Int64[Tensor, "row step"]
+
+    def __post_init__(self) -> None:
+        self.memory.store.states.add(self)
+
+    def select(self, rows: Rows) -> "State":
+        return State(self.memory, self.number[rows], self.path[rows])
+
+    @staticmethod
+    def concat(states: "list[State]") -> "State":
+        number, path = (torch.cat([getattr(state, name) for state in states]) for name in ("number", "path"))
+        return State(states[0].memory, number, path)
+
+    def rewind(self, steps: int) -> "State":
+        return State(self.memory, self.number, self.path[:, : self.path.shape[1] - steps])
+
+    def clone(self) -> "State":
+        return self
+
+
+class LanguageModelPolicy(nn.Module, ABC):
+    """What policies of both kinds have in common."""
+
+    _crossing: bool
+
+    def __init__(self, model: nn.Module, tokenizer: Any = None):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._inner = (inner,)  # a tuple: it must not be registered as a module a second time
+        self._output = OutputLayer(inner)
+        self._inside = Inside.of(self._decoder)
+        self.eos = end_tokens(inner, tokenizer)
+        self.max_positions: int | None = getattr(inner.config, "max_position_embeddings", None)
+        self._compare()
+
+    @property
+    def inner(self) -> Any:
+        """The model of transformers, without what an adapter puts around it."""
+        return self._inner[0]
+
+    @property
+    @abstractmethod
+    def _decoder(self) -> nn.Module: ...
+
+    @property
+    @abstractmethod
+    def bos(self) -> int:
+        """The token that sequences begin with, as an ``Engine`` wants it."""
+
+    @abstractmethod
+    def encode(self, context: Context) -> Memory: ...
+
+    @abstractmethod
+    def _decode(self, tokens: Tokens, positions: Tokens, attention: Attention) -> Float[Tensor, "token width"]:
+        """The decoder's last hidden states for one flat row of tokens."""
+
+    @abstractmethod
+    def _first_tokens(self, memory: Memory, number: Rows, tokens: Tokens) -> Tokens:
+        """What is read for the start token of sequences."""
+
+    @abstractmethod
+    def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
+        """At which position sequences of each prompt start."""
+
+    def start(self, memory: Memory) -> State:
+        return State(memory, memory.number, torch.empty(len(memory.number), 0, dtype=torch.int64, device=memory.number.device))
+
+    def step(self, state: State, tokens: Tokens) -> tuple[Float[Tensor, "row vocab"], State]:
+        hidden, state = self._step(state, tokens)
+        return self._output.logits(hidden), state
+
+    def step_hidden(self, state: State, tokens: Tokens) -> tuple[Float[Tensor, "row width"], ReadOut, State]:
+        hidden, state = self._step(state, tokens)
+        return self._output.hidden(hidden), self._output.read_out(), state
+
+    def _step(self, state: State, tokens: Tokens) -> tuple[Float[Tensor, "row width"], State]:
+        memory, steps = state.memory, state.path.shape[1]
+        if steps == 0:
+            tokens = self._first_tokens(memory, state.number, tokens)
+        places = memory.store.places(len(tokens), tokens.device)
+        after = State(memory, state.number, torch.cat([state.path, places[:, None]], 1))
+        attention = StepAttention(memory.store, memory.prompts, state.number, after.path, self._crossing)
+        positions = self._first_positions(memory.prompts)[state.number] + steps
+        with torch.no_grad():
+            return self._decode(tokens, positions, attention), after
+
+    def score(self, memory: Memory, tokens: Int64[Tensor, "row step"]) -> Float[Tensor, "row step vocab"]:
+        rows, steps = tokens.shape
+        lengths = torch.full((rows,), steps, dtype=torch.int64, device=tokens.device)
+        tree = PrefixTree.chains(tokens, lengths)
+        return self._output.logits(self._hidden(memory, tree))[tree.node]
+
+    def hidden_states(self, memory: Memory, tree: PrefixTree) -> Float[Tensor, "prefix width"]:
+        return self._output.hidden(self._hidden(memory, tree))
+
+    def read_out(self, tree: PrefixTree) -> ReadOut:
+        return self._output.read_out()
+
+    def _hidden(self, memory: Memory, tree: PrefixTree) -> Float[Tensor, "prefix width"]:
+        layout = tree.layout()
+        number = memory.number[layout.contexts]
+        first = tree.sizes[0]
+        roots = self._first_tokens(memory, memory.number[tree.context[:first]], tree.token[:first])
+        tokens = torch.cat([roots, tree.token[first:]])
+        attention = WholeAttention(layout, memory.prompts, number, self._crossing)
+        positions = self._first_positions(memory.prompts)[memory.number[tree.context]] + layout.depth
+        return self._decode(tokens, positions, attention)
+
+    def _run(self, tokens: Tokens, positions: Tokens, attention: Attention, **options: Any) -> Float[Tensor, "token width"]:
+        mask = torch.empty(1, 1, 1, 1, device=tokens.device)  # is passed on as it is, and read by nobody
+        with attending(self._inside, attention, positions), checkpointed(self._inside, attention, positions):
+            outputs = self._decoder(input_ids=tokens[None], attention_mask=mask, use_cache=False, **options)
+        return outputs.last_hidden_state[0]
+
+    @torch.no_grad()
+    def _compare(self) -> None:
+        """Refuse a model that gives other logits in this way than in its own."""
+        weight = self._output.weight
+        vocab = len(weight)
+        numbers = torch.arange(7, device=weight.device) * 5 % max(vocab - 3, 1) + min(2, vocab - 1)
+        prompts, answers = [numbers[:4], numbers[4:6]], numbers[[5, 0, 3, 6]]
+        context = torch.full((2, 4), -1, device=weight.device)
+        for row, prompt in enumerate(prompts):
+            context[row, : len(prompt)] = prompt
+        with evaluation_mode(self):
+            whole = torch.stack([self._plainly(prompt, answers) for prompt in prompts])
+            read = torch.cat([torch.full((2, 1), self.bos, device=weight.device), answers[:-1].repeat(2, 1)], 1)
+            memory = self.encode(context)
+            ours = self.score(memory, read)
+            state, steps = self.start(memory), []
+            for token in read.unbind(1):
+                logits, state = self.step(state, token)
+                steps.append(logits)
+        scale = max(1.0, float(whole.abs().max()))
+        gap = max(float((one - whole).abs().max()) for one in (ours, torch.stack(steps, 1))) / scale
+        if not gap <= _TOLERANCE.get(weight.dtype, 0.1):
+            raise PolicyError(
+                f"{type(self.inner).__name__} computes its attention or its logits in a way that this policy does not "
+                f"know: its logits differ by {gap:.2g} of the largest one from those of its own forward pass"
+            )
+
+    @abstractmethod
+    def _plainly(self, prompt: Tokens, answer: Tokens) -> Float[Tensor, "step vocab"]:
+        """The logits of an answer by the model's own forward pass."""
+
+
+class CausalLMPolicy(LanguageModelPolicy):
+    """A decoder-only language model: ``CausalLMPolicy(AutoModelForCausalLM.from_pretrained(name), tokenizer)``."""
+
+    _crossing = False
+
+    @property
+    def _decoder(self) -> nn.Module:
+        inner = self.inner
+        return getattr(inner, inner.base_model_prefix)
+
+    @property
+    def bos(self) -> int:
+        return self.eos[0]  # whatever it is: sequences begin with the last token of their prompts
+
+    def encode(self, context: Context) -> Memory:
+        real = context >= 0
+        lengths = _lengths(real, self.max_positions)
+        tokens = context[real]  # one prompt after the other
+        is_last = torch.zeros_like(tokens, dtype=torch.bool)
+        is_last[lengths.cumsum(0) - 1] = True
+        layout = Layout.of_lengths(lengths - 1)
+        attention = WholeAttention(layout)
+        if len(layout.row):
+            self._decode(tokens[~is_last], layout.place, attention)
+        layers = range(len(attention.seen))
+        keys, values = ([attention.seen[layer][part] for layer in layers] for part in (0, 1))
+        if not keys:  # nothing but last tokens
+            keys, values = self._nothing(len(lengths))
+        return Memory(Prompts(keys, values, lengths - 1), tokens[is_last], torch.arange(len(lengths), device=tokens.device))
+
+    def _nothing(self, rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of no position, shaped as those of one."""
+        device = self._output.weight.device
+        attention = WholeAttention(Layout.of_lengths(torch.ones(rows, dtype=torch.int64, device=device)))
+        with torch.no_grad():
+            zeros = torch.zeros(rows, dtype=torch.int64, device=device)
+            self._decode(zeros, zeros, attention)
+        pairs = [attention.seen[layer] for layer in range(len(attention.seen))]
+        return [k[:, :, :0] for k, _ in pairs], [v[:, :, :0] for _, v in pairs]
+
+    def _decode(self, tokens: Tokens, positions: Tokens, attention: Attention) -> Float[Tensor, "token width"]:
+        return self._run(tokens, positions, attention, position_ids=positions[None])
+
+    def _first_tokens(self, memory: Memory, number: Rows, tokens: Tokens) -> Tokens:
+        return memory.last[number]
+
+    def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
+        return prompts.lengths
+
+    def _plainly(self, prompt: Tokens, answer: Tokens) -> Float[Tensor, "step vocab"]:
+        tokens = torch.cat([prompt, answer])[None]
+        return self.inner(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0, len(prompt) - 1 : -1]
+
+
+class Seq2SeqPolicy(LanguageModelPolicy):
+    """A language model with an encoder: ``Seq2SeqPolicy(AutoModelForSeq2SeqLM.from_pretrained(name), tokenizer)``."""
+
+    _crossing = True
+
+    @property
+    def _decoder(self) -> nn.Module:
+        return self.inner.get_decoder()
+
+    @property
+    def bos(self) -> int:
+        start = self.inner.config.decoder_start_token_id
+        if start is None:
+            raise InputError(
+                f"{type(self.inner).__name__} has no decoder_start_token_id in its configuration: set it to the token "
+                f"that answers begin with"
+            )
+        return start
+
+    def encode(self, context: Context) -> Memory:
+        real = context >= 0
+        lengths = _lengths(real, None)
+        encoded_layout = Layout.of_lengths(lengths)
+        tokens = encoded_layout.spread(context[real].double()).long()
+        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        encoded = self.inner.get_encoder()(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        # A look of the start tokens at the encoder's output shows the keys and values of every layer.
+        starts = Layout.of_lengths(torch.ones_like(lengths))
+        attention = WholeAttention(starts, crossing=True, encoded=encoded_layout)
+        zeros = torch.zeros_like(lengths)
+        self._run(zeros + self.bos, zeros, attention, encoder_hidden_states=encoded[mask][None], encoder_attention_mask=_anything(tokens))
+        layers = range(len(attention.seen))
+        keys, values = ([attention.seen[layer][part] for layer in layers] for part in (0, 1))
+        return Memory(Prompts(keys, values, lengths), zeros, torch.arange(len(lengths), device=tokens.device))
+
+    def _decode(self, tokens: Tokens, positions: Tokens, attention: Attention) -> Float[Tensor, "token width"]:
+        width = self._output.weight.shape[1]
+        nothing = self._output.weight.new_zeros(1, 1, width)
+        return self._run(
+            tokens,
+            positions,
+            attention,
+            encoder_hidden_states=nothing,
+            encoder_attention_mask=_anything(tokens),
+            past_key_values=_Known(len(list(self._decoder.modules())), nothing),
+        )
+
+    def _first_tokens(self, memory: Memory, number: Rows, tokens: Tokens) -> Tokens:
+        return tokens
+
+    def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
+        return torch.zeros_like(prompts.lengths)
+
+    def _plainly(self, prompt: Tokens, answer: Tokens) -> Float[Tensor, "step vocab"]:
+        read = torch.cat([answer.new_tensor([self.bos]), answer[:-1]])[None]
+        inputs = {"input_ids": prompt[None], "attention_mask": torch.ones_like(prompt)[None]}
+        return self.inner(**inputs, decoder_input_ids=read).logits[0]
+
+
+class _Known(EncoderDecoderCache):
+    """A cache that says of every layer that the encoder's keys and values are known; who asks for them is told elsewhere
+    what they are (``corollout.hf.attention``). Keys and values of the decoder's own tokens pass through.
+    """
+
+    def __init__(self, layers: int, like: Tensor):
+        empty = like.new_zeros(1, 1, 0, 1)
+        self.is_updated = _Always()
+        self.cross_attention_cache = SimpleNamespace(layers=[SimpleNamespace(keys=empty, values=empty)] * layers)
+        self.self_attention_cache = _Passing()
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+class _Always:
+    """A mapping that has True for every layer."""
+
+    def get(self, _: int) -> bool:
+        return True
+
+
+class _Passing:
+    """A cache that keeps nothing."""
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+def _anything(like: Tensor) -> Tensor:
+    """A mask of four dimensions, which models pass on as it is."""
+    return torch.empty(1, 1, 1, 1, device=like.device)
+
+
+def _lengths(real: Tensor, most: int | None) -> Int64[Tensor, " row"]:
+    lengths = real.sum(1)
+    if not bool((lengths > 0).all()):
+        number = int((lengths == 0).nonzero()[0])
+        raise InputError(f"prompt {number} of the batch has no tokens: a prompt needs at least one")
+    if most is not None and int(lengths.max()) > most:
+        raise InputError(
+            f"a prompt has {int(lengths.max())} tokens, but the model's context window has {most}: shorten the prompt"
+        )
+    return lengths
+
+
+def end_tokens(model: Any, tokenizer: Any = None) -> tuple[int, ...]:
+    """The tokens that end a sequence, by the model's generation settings, its configuration or the tokenizer."""
+    sources = [getattr(model, "generation_config", None), model.config, tokenizer]
+    for source in sources:
+        given = getattr(source, "eos_token_id", None)
+        if given is not None:
+            tokens = tuple(given) if isinstance(given, list | tuple) else (given,)
+            if tokens and all(isinstance(token, int) for token in tokens):
+                return tokens
+            raise InputError(f"eos_token_id must be a token or a list of tokens, not {quoted(given)}")
+    raise InputError("neither model nor tokenizer says which token ends a sequence: set model.config.eos_token_id")
