@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from corollout.hf.store import Store
 from corollout.prefix_tree import Layout
+from corollout.types import full_precision
 
 NAME = "corollout"
 
@@ -172,8 +173,7 @@ def _attention(
             added = folded.to(q.dtype).masked_fill(~allowed, -math.inf)
         out = scaled_dot_product_attention(q, k, v, attn_mask=added, scale=how.scaling)
         return out.reshape(rows, heads, queries, v.shape[3])
-    scores = q @ k.transpose(2, 3)
-    scores = scores.float() * how.scaling
+    scores = full_precision(q @ k.transpose(2, 3)) * how.scaling
     if how.softcap is not None:
         scores = how.softcap * (scores / how.softcap).tanh()
     if bias is not None:
@@ -230,17 +230,21 @@ class StepAttention(Attention):
         if not crosses:
             self._store.write(layer, self._path[:, -1], k, v)
             keys, own = self._store.read(layer, self._path)  # [key head, row, step, width]
-            scores.append(self._own_scores(self._of_own(q, keys.transpose(2, 3)).float() * how.scaling, how))
+            scores.append(self._own_scores(full_precision(self._of_own(q, keys.transpose(2, 3))) * how.scaling, how))
         if crosses or not self._crossing:
             keys, prompted = (self._of_asked(part[layer]) for part in (self._prompts.keys, self._prompts.values))
-            scores.append(self._prompt_scores(self._of_prompts(q, keys.transpose(2, 3)).float() * how.scaling, how))
+            scores.append(
+                self._prompt_scores(full_precision(self._of_prompts(q, keys.transpose(2, 3))) * how.scaling, how)
+            )
         sinks = None if how.sinks is None else how.sinks[:, None, None]
         shares = _shares(torch.cat(scores, 2), sinks).to(v.dtype).split([part.shape[2] for part in scores], 2)
         out = [self._of_own(shares[0], own)] if own is not None else []
         out += [self._of_prompts(shares[-1], prompted)] if prompted is not None else []
         return out[0] if len(out) == 1 else out[0] + out[1]
 
-    def _of_own(self, flat: Float[Tensor, "head row _"], by: Float[Tensor, "key_head row _ _"]) -> Float[Tensor, "head row _"]:
+    def _of_own(
+        self, flat: Float[Tensor, "head row _"], by: Float[Tensor, "key_head row _ _"]
+    ) -> Float[Tensor, "head row _"]:
         """Each row's vector of each head times the row's matrix of the head's key head."""
         heads, rows, width = flat.shape
         folded = flat.reshape(len(by), heads // len(by), rows, width).transpose(1, 2)
@@ -267,7 +271,9 @@ class StepAttention(Attention):
             scores = scores.masked_fill(back >= how.window, -math.inf)
         return scores
 
-    def _prompt_scores(self, scores: Float[Tensor, "head row position"], how: How) -> Float[Tensor, "head row position"]:
+    def _prompt_scores(
+        self, scores: Float[Tensor, "head row position"], how: How
+    ) -> Float[Tensor, "head row position"]:
         if how.softcap is not None:
             scores = how.softcap * (scores / how.softcap).tanh()
         seen = self._seen
@@ -316,7 +322,9 @@ class Inside:
     decoder: nn.Module
     configs: list[Any] = field(default_factory=list)
     biases: list[Any] = field(default_factory=list)  # modules that add a bias by distance, as T5's
-    positions: list[Any] = field(default_factory=list)  # embeddings of positions that count tokens themselves, as BART's
+    positions: list[Any] = field(
+        default_factory=list
+    )  # embeddings of positions that count tokens themselves, as BART's
     checkpointed: list[nn.Module] = field(default_factory=list)  # layers that are computed again in the backward pass
 
     @classmethod
@@ -328,7 +336,11 @@ class Inside:
             list(configs.values()),
             [m for m in modules if getattr(m, "has_relative_attention_bias", False)],
             [m.embed_positions for m in modules if hasattr(m, "embed_positions")],
-            [m for m in modules if hasattr(type(m), "gradient_checkpointing") and hasattr(m, "_gradient_checkpointing_func")],
+            [
+                m
+                for m in modules
+                if hasattr(type(m), "gradient_checkpointing") and hasattr(m, "_gradient_checkpointing_func")
+            ],
         )
 
 

@@ -5,6 +5,8 @@ the same as a forward pass of each whole sequence, to rounding: a policy compare
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache
 
-from corollout.errors import InputError, PolicyError
+from corollout.errors import CorolloutError, InputError, PolicyError
 from corollout.hf.attention import Attention, Inside, Prompts, StepAttention, WholeAttention, attending
 from corollout.hf.checkpointing import checkpointed
 from corollout.hf.output_layer import OutputLayer
@@ -22,7 +24,8 @@ from corollout.hf.store import Store
 from corollout.policies.protocol import evaluation_mode
 from corollout.policies.read_out import ReadOut
 from corollout.prefix_tree import Layout, PrefixTree
-from corollout.text import quoted
+from corollout.rollouts import Engine
+from corollout.text import quoted, shortened
 
 Context = Int64[Tensor, "row position"]
 Rows = Int64[Tensor, " row"]
@@ -120,8 +123,14 @@ class LanguageModelPolicy(nn.Module, ABC):
     def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
         """At which position sequences of each prompt start."""
 
+    def engine(self, max_length: int, **options: Any) -> Engine:
+        """An engine that samples from this policy: ``max_length`` counts generated tokens."""
+        return Engine(self, bos=self.bos, eos=self.eos, max_length=max_length, **options)
+
     def start(self, memory: Memory) -> State:
-        return State(memory, memory.number, torch.empty(len(memory.number), 0, dtype=torch.int64, device=memory.number.device))
+        return State(
+            memory, memory.number, torch.empty(len(memory.number), 0, dtype=torch.int64, device=memory.number.device)
+        )
 
     def step(self, state: State, tokens: Tokens) -> tuple[Float[Tensor, "row vocab"], State]:
         hidden, state = self._step(state, tokens)
@@ -164,7 +173,9 @@ class LanguageModelPolicy(nn.Module, ABC):
         positions = self._first_positions(memory.prompts)[memory.number[tree.context]] + layout.depth
         return self._decode(tokens, positions, attention)
 
-    def _run(self, tokens: Tokens, positions: Tokens, attention: Attention, **options: Any) -> Float[Tensor, "token width"]:
+    def _run(
+        self, tokens: Tokens, positions: Tokens, attention: Attention, **options: Any
+    ) -> Float[Tensor, "token width"]:
         mask = torch.empty(1, 1, 1, 1, device=tokens.device)  # is passed on as it is, and read by nobody
         with attending(self._inside, attention, positions), checkpointed(self._inside, attention, positions):
             outputs = self._decoder(input_ids=tokens[None], attention_mask=mask, use_cache=False, **options)
@@ -180,7 +191,7 @@ class LanguageModelPolicy(nn.Module, ABC):
         context = torch.full((2, 4), -1, device=weight.device)
         for row, prompt in enumerate(prompts):
             context[row, : len(prompt)] = prompt
-        with evaluation_mode(self):
+        with evaluation_mode(self), _as_policy_errors(type(self.inner).__name__):
             whole = torch.stack([self._plainly(prompt, answers) for prompt in prompts])
             read = torch.cat([torch.full((2, 1), self.bos, device=weight.device), answers[:-1].repeat(2, 1)], 1)
             memory = self.encode(context)
@@ -230,7 +241,9 @@ class CausalLMPolicy(LanguageModelPolicy):
         keys, values = ([attention.seen[layer][part] for layer in layers] for part in (0, 1))
         if not keys:  # nothing but last tokens
             keys, values = self._nothing(len(lengths))
-        return Memory(Prompts(keys, values, lengths - 1), tokens[is_last], torch.arange(len(lengths), device=tokens.device))
+        return Memory(
+            Prompts(keys, values, lengths - 1), tokens[is_last], torch.arange(len(lengths), device=tokens.device)
+        )
 
     def _nothing(self, rows: int) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of no position, shaped as those of one."""
@@ -286,7 +299,13 @@ class Seq2SeqPolicy(LanguageModelPolicy):
         starts = Layout.of_lengths(torch.ones_like(lengths))
         attention = WholeAttention(starts, crossing=True, encoded=encoded_layout)
         zeros = torch.zeros_like(lengths)
-        self._run(zeros + self.bos, zeros, attention, encoder_hidden_states=encoded[mask][None], encoder_attention_mask=_anything(tokens))
+        self._run(
+            zeros + self.bos,
+            zeros,
+            attention,
+            encoder_hidden_states=encoded[mask][None],
+            encoder_attention_mask=_anything(tokens),
+        )
         layers = range(len(attention.seen))
         keys, values = ([attention.seen[layer][part] for layer in layers] for part in (0, 1))
         return Memory(Prompts(keys, values, lengths), zeros, torch.arange(len(lengths), device=tokens.device))
@@ -345,6 +364,20 @@ class _Passing:
 
     def get_seq_length(self, *_: Any) -> int:
         return 0
+
+
+@contextmanager
+def _as_policy_errors(name: str) -> Generator[None, None, None]:
+    """Inside, whatever a model raises says that it is of a kind that these policies do not know."""
+    try:
+        yield
+    except CorolloutError:
+        raise
+    except Exception as error:
+        raise PolicyError(
+            f"{name} cannot be used as a policy: its attention is not that of the other models of transformers "
+            f"({type(error).__name__}: {shortened(str(error), 200)})"
+        ) from error
 
 
 def _anything(like: Tensor) -> Tensor:

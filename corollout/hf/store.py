@@ -28,8 +28,8 @@ class Store:
             self._free = torch.empty(0, dtype=torch.int64, device=device)
         if len(self._free) < count:
             self._free = self._unused(device)
-        if len(self._free) < max(count, self._size // 4):
-            self._grow(max(_FIRST, 2 * self._size, self._size + count), device)
+            if len(self._free) < max(count, self._size // 4):
+                self._grow(max(_FIRST, 2 * self._size, self._size + count), device)
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 

@@ -72,10 +72,10 @@ class _About(NamedTuple):
 class Engine:
     """Samples sequences from a policy.
 
-    ``bos`` is fed first; a sequence ends with ``eos`` or after ``max_length`` tokens. At most ``max_rows`` rows are
-    computed at once: a bound on memory that changes no result. With ``share_noise`` a branch is completed with the
-    noise that its parent had at the same steps (common random numbers), otherwise with noise of its own; both are
-    unbiased.
+    ``bos`` is fed first; a sequence ends with ``eos``, or one of them if they are several, or after ``max_length``
+    tokens. At most ``max_rows`` rows are computed at once: a bound on memory that changes no result. With
+    ``share_noise`` a branch is completed with the noise that its parent had at the same steps (common random numbers),
+    otherwise with noise of its own; both are unbiased.
 
     The ``temperature`` is part of the policy: what is sampled, optimised and scored is p ∝ exp(logits / temperature).
 
@@ -90,7 +90,7 @@ class Engine:
         policy: Policy,
         *,
         bos: int,
-        eos: int,
+        eos: int | Sequence[int],
         max_length: int,
         max_rows: int = 4096,
         share_noise: bool = True,
@@ -98,14 +98,18 @@ class Engine:
         compile_step: str | None = None,
         temperature: float | int = 1.0,
     ):
-        for name, token in (("bos", bos), ("eos", eos)):
+        ends = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+        if not ends:
+            raise InputError("eos must be a token, or a list of the tokens that end a sequence, not an empty list")
+        for name, token in (("bos", bos), *(("eos", end) for end in ends)):
             require_count(name, token, least=0)
         for name, count in (("max_length", max_length), ("max_rows", max_rows), ("drop_every", drop_every)):
             require_count(name, count)
         require_temperature(temperature)
         self.temperature, self.compile_step = temperature, compile_step
         self.use(policy)
-        self.bos, self.eos = bos, eos
+        self.bos, self.ends = bos, ends
+        self.eos = ends[0]
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
         self.drop_every = drop_every
@@ -183,7 +187,7 @@ class Engine:
             else:
                 watch = SoftmaxWatch(origin, self.max_length, reads)
             rows = len(contexts)
-            out = Output(rows, self.max_length, self.eos, examples.device)
+            out = Output(rows, self.max_length, self.ends, examples.device)
             prefixes = [
                 self._run_mains(
                     memory, contexts, origin, range(first, min(first + self.max_rows, rows)), sampler, out, watch
@@ -206,13 +210,13 @@ class Engine:
         """The branches' whole sequences."""
         parents = mains.trajectories
         if len(branches) == 0:
-            return Completions(Output(0, self.max_length, self.eos, branches.parent.device).sequences(), 0, 0)
+            return Completions(Output(0, self.max_length, self.ends, branches.parent.device).sequences(), 0, 0)
         about = self._look_at(parents, branches)
         keys = self._branch_keys(parents, branches, about, noise)
         with evaluation_mode(self.policy):
             if about.partial:
                 branches = self._finish_tokens(mains, branches, keys)
-            out = Output(len(branches), self.max_length, self.eos, branches.parent.device)
+            out = Output(len(branches), self.max_length, self.ends, branches.parent.device)
             width = parents.tokens.shape[1]
             before = torch.arange(width, device=branches.parent.device) < branches.step[:, None]
             out.tokens[:, :width] = torch.where(before, parents.tokens[branches.parent], self.eos)
@@ -405,7 +409,7 @@ class Engine:
                 *self._start(memory, chunk),
                 self._step,
                 examples[chunk],
-                eos=self.eos,
+                ends=self.ends,
                 max_length=self.max_length,
                 size=size,
                 noise=None if replacement else noise,
@@ -451,9 +455,9 @@ class Engine:
         if outputs.shape[1] != self.output_width:
             self.output_width = outputs.shape[1]
             vocab = self.head.vocab(self.output_width)
-            if vocab is not None and self.eos >= vocab:
+            if vocab is not None and (end := max(self.ends)) >= vocab:
                 raise InputError(
-                    f"eos = {self.eos} is not in the vocabulary: the policy has logits for the tokens 0 to {vocab - 1}"
+                    f"eos = {end} is not in the vocabulary: the policy has logits for the tokens 0 to {vocab - 1}"
                 )
         return outputs, state
 

@@ -38,28 +38,38 @@ class Checks:
 
 
 class Output:
-    """Sequences being generated."""
+    """Sequences being generated. They end with any of the tokens ``ends``, the first of which is what they are padded
+    with.
+    """
 
-    def __init__(self, rows: int, max_length: int, eos: int, device: torch.device):
-        self.eos = eos
-        self.tokens = torch.full((rows, max_length), eos, device=device)
+    def __init__(self, rows: int, max_length: int, ends: tuple[int, ...], device: torch.device):
+        self.ends = ends
+        self.tokens = torch.full((rows, max_length), ends[0], device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def write(self, rows: Rows, t: int, tokens: Rows, ended: Ended | None = None) -> Ended:
         """Write token t of some rows, but of those that had ended before; return which rows have ended now."""
-        ends = tokens == self.eos
+        ends = is_end(tokens, self.ends)
         if ended is None:
             self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
             return ends
         ends = ends | ended
-        self.tokens[rows, t] = torch.where(ended, self.eos, tokens)
+        self.tokens[rows, t] = torch.where(ended, self.ends[0], tokens)
         self.lengths[rows] = torch.where(ended, self.lengths[rows], t + 1)
         self.finished[rows] = ends
         return ends
 
     def sequences(self) -> Sequences:
         return Sequences(self.tokens[:, : longest(self.lengths)], self.lengths, self.finished)
+
+
+def is_end(tokens: Int64[Tensor, "*any"], ends: tuple[int, ...]) -> Bool[Tensor, "*any"]:
+    """Which tokens end a sequence."""
+    found = tokens == ends[0]
+    for end in ends[1:]:
+        found = found | (tokens == end)
+    return found
 
 
 def longest(lengths: Rows) -> int:

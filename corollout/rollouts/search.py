@@ -19,7 +19,7 @@ from torch import Tensor
 
 from corollout.noise import SET, Noise
 from corollout.policies.protocol import Head, select
-from corollout.rollouts.output import Checks
+from corollout.rollouts.output import Checks, is_end
 
 Step = Callable[[Any, Int64[Tensor, " row"]], tuple[Tensor, Any]]
 
@@ -31,7 +31,7 @@ def search(
     step: Step,
     examples: Int64[Tensor, " context"],
     *,
-    eos: int,
+    ends: tuple[int, ...],
     max_length: int,
     size: int,
     noise: Noise | None,
@@ -45,12 +45,12 @@ def search(
     owner = torch.arange(count, device=device)  # the context of each row under way, ascending
     slot = torch.zeros_like(owner)  # its number among its context's
     tokens = read
-    prefix = torch.full((count, max_length), eos, device=device)
+    prefix = torch.full((count, max_length), ends[0], device=device)
     log_prob = rank = torch.zeros(count, dtype=torch.float64, device=device)
     done = Slots(
         rank=torch.full((count, size), -torch.inf, dtype=torch.float64, device=device),
         log_prob=torch.zeros(count, size, dtype=torch.float64, device=device),
-        tokens=torch.full((count, size, max_length), eos, device=device),
+        tokens=torch.full((count, size, max_length), ends[0], device=device),
         length=torch.zeros(count, size, dtype=torch.int64, device=device),
         ended=torch.zeros(count, size, dtype=torch.bool, device=device),
     )
@@ -81,8 +81,9 @@ def search(
         row = row_of.gather(1, extended // width)
         token = choice[row, extended % width]
         chosen = torch.where(old, done.log_prob.gather(1, origin), values[row, extended % width])
-        ends = (token == eos) if t + 1 < max_length else torch.ones_like(token, dtype=torch.bool)
-        complete = exists & (old | ends)
+        ended = is_end(token, ends)
+        completes = ended if t + 1 < max_length else torch.ones_like(ended)
+        complete = exists & (old | completes)
         # A complete sequence keeps its slot; one that is completed now is its row's prefix and the last token.
         grown = prefix[row]
         grown[:, :, t] = token
@@ -92,7 +93,7 @@ def search(
             log_prob=chosen,
             tokens=torch.where((old | ~exists)[:, :, None], gathered, grown),
             length=torch.where(old, done.length.gather(1, origin), t + 1),
-            ended=torch.where(old, done.ended.gather(1, origin), token == eos),
+            ended=torch.where(old, done.ended.gather(1, origin), ended),
         )
         owner, slot = (exists & ~complete).nonzero(as_tuple=True)
         prefix, tokens = done.tokens[owner, slot], token[owner, slot]

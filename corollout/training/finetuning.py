@@ -113,7 +113,7 @@ class Trainer(BaseTrainer[Metrics]):
             require_scheduler(scheduler, optimizer)
         self.micro_batch, self.scheduler = micro_batch, scheduler
         require_count("samples_every", samples_every, least=0)
-        self.samples_every, self._renderer = samples_every, Renderer(decode, engine.eos)
+        self.samples_every, self._renderer = samples_every, Renderer(decode, engine.ends)
         self.watchdog = Watchdog()
         self.regulariser: Regulariser | None = None
         require_number("entropy", entropy, "a finite number", math.isfinite)

@@ -73,12 +73,12 @@ class Samples:
 class Renderer:
     """Token ids as text, by what the user has given."""
 
-    def __init__(self, decode: Decode | None, eos: int):
+    def __init__(self, decode: Decode | None, ends: tuple[int, ...]):
         if isinstance(decode, str) or not (decode is None or callable(decode) or isinstance(decode, Sequence)):
             raise InputError(
                 f"decode must be a function of token ids, or the names of all tokens, not {quoted(decode)}"
             )
-        self._decode, self.eos = decode, eos
+        self._decode, self.ends = decode, ends
         self.separator = "" if callable(decode) else " "
 
     def pieces(self, ids: list[int], finished: bool = False) -> list[str]:
@@ -107,7 +107,7 @@ class Renderer:
 
     def _name(self, token: int) -> str:
         if self._decode is None:
-            return _END if token == self.eos else str(token)
+            return _END if token in self.ends else str(token)
         assert not callable(self._decode)
         if token >= len(self._decode):
             raise InputError(f"decode has names of {len(self._decode)} tokens, but the policy has drawn token {token}")
@@ -145,7 +145,7 @@ def _sequence(main: MainSequence, renderer: Renderer) -> SampledSequence:
     for step, branch in kept:
         rest = branch.sequence[step + 1 :]
         # A branch ends as its sequence does, or at the maximal length.
-        ended = branch.sequence[-1] == renderer.eos
+        ended = branch.sequence[-1] in renderer.ends
         continuation = renderer.text(rest, ended and bool(rest))
         token = renderer.pieces([branch.token], ended and not rest)[0]
         branches.append(SampledBranch(step, token, branch.kind, continuation, _number(branch.reward)))

@@ -34,7 +34,7 @@ def samples_of(estimator: str, policy: Any = None, decode: Any = None, contexts:
     """The samples of an estimate, and the estimate."""
     batch = make_data(contexts).batch(range(contexts))
     sample = estimate(make_engine(policy or make_policy()), batch, likeness, estimator, Noise(3))
-    return take_samples(sample, batch, 7, Renderer(decode, EOS)), sample
+    return take_samples(sample, batch, 7, Renderer(decode, (EOS,))), sample
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_what_is_kept_is_limited_and_branches_are_those_that_matter():
 
 def test_text_of_tokens():
     """Names, a decoder whose pieces depend on what is before them, and one whose text does not grow."""
-    assert Renderer(NAMES, EOS).pieces([1, 2, 0], finished=True) == ["a", "b", "<eos>"]
+    assert Renderer(NAMES, (EOS,)).pieces([1, 2, 0], finished=True) == ["a", "b", "<eos>"]
 
     def words(ids: list[int]) -> str:
         return " ".join(NAMES[token] for token in ids).replace("c d", "CD")
 
-    renderer = Renderer(words, EOS)
+    renderer = Renderer(words, (EOS,))
     assert renderer.pieces([1, 2, 5, 0], finished=True) == ["a", " b", " e", "<end>"]
     assert renderer.pieces([3, 4, 1]) == ["c", "d", " a"]
     assert (renderer.text([1, 2, 0], finished=True), renderer.text([], finished=False)) == ("a b <end>", "")
@@ -127,7 +127,7 @@ def test_arguments_that_make_no_sense():
     with pytest.raises(InputError, match="samples_every must be a whole number and at least 0, not -1"):
         make_trainer(samples_every=-1)
     with pytest.raises(InputError, match="decode must be a function of token ids, or the names"):
-        Renderer("abc", EOS)
+        Renderer("abc", (EOS,))
 
 
 def test_samples_change_nothing_else_and_come_when_they_should():
