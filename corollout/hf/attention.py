@@ -11,7 +11,7 @@ keys and values once:
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -294,7 +294,7 @@ _current: ContextVar[Attention | None] = ContextVar("attention", default=None)
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls: one flat row of tokens, [1, head, token, width], which becomes [1, token, head, width]."""
+    """What transformers calls: one flat row of tokens, [1, head, token, width] → [1, token, head, width]."""
     attention = _current.get()
     if attention is None:
         raise RuntimeError(f"the attention {NAME!r} works inside corollout.hf.attention.attending only")

@@ -100,6 +100,11 @@ class LanguageModelPolicy(nn.Module, ABC):
         return self._inner[0]
 
     @property
+    def read_out_weight(self) -> Float[Tensor, "vocab width"]:
+        """The matrix that makes logits."""
+        return self._output.weight
+
+    @property
     @abstractmethod
     def _decoder(self) -> nn.Module: ...
 
@@ -335,8 +340,8 @@ class Seq2SeqPolicy(LanguageModelPolicy):
 
 
 class _Known(EncoderDecoderCache):
-    """A cache that says of every layer that the encoder's keys and values are known; who asks for them is told elsewhere
-    what they are (``corollout.hf.attention``). Keys and values of the decoder's own tokens pass through.
+    """A cache that says of every layer that the encoder's keys and values are known, and shows none: attention has the
+    prompts' (``corollout.hf.attention``). Keys and values of the decoder's own tokens pass through.
     """
 
     def __init__(self, layers: int, like: Tensor):

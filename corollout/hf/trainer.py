@@ -1,0 +1,258 @@
+"""The trainer for language models: transformers' Trainer, whose gradients are policy gradients."""
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import Trainer
+
+from corollout.data import Batch
+from corollout.errors import InputError
+from corollout.estimators import Adaptive, Auto
+from corollout.hf.config import PolicyGradientConfig
+from corollout.hf.data import PromptRows, Row, batch_of, collate
+from corollout.hf.loading import load_model, load_tokenizer, without_adapter
+from corollout.hf.metrics import update_metrics
+from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
+from corollout.hf.rewards import RewardFunction, text_rewards
+from corollout.hf.text import Text
+from corollout.noise import Noise
+from corollout.training.estimates import Estimate, estimate
+from corollout.training.regularisation import KL, Regulariser
+from corollout.training.samples import Renderer, take_samples
+from corollout.types import Sampler
+
+_TRAINING, _EVALUATION = range(2)
+_STATE = "corollout"  # of files in a checkpoint
+
+
+class PolicyGradientTrainer(Trainer):
+    """Fine-tunes a language model on rewards.
+
+    ``model`` is a name, a folder or a module. ``reward_funcs`` have TRL's signature: they are called with ``prompts``,
+    ``completions``, ``completion_ids`` and the columns of the data set by their names, and return a number for each
+    completion, or None where they do not apply. The data set has a column ``prompt`` of strings or chat messages.
+
+    An update is one of :func:`corollout.estimate`; everything around it, from schedulers to checkpoints, is
+    ``transformers.Trainer``.
+    """
+
+    args: PolicyGradientConfig
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        reward_funcs: RewardFunction | Sequence[RewardFunction],
+        args: PolicyGradientConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+    ):
+        args = PolicyGradientConfig("policy-gradient") if args is None else args
+        if not isinstance(args, PolicyGradientConfig):
+            raise InputError(f"args must be a PolicyGradientConfig, not a {type(args).__name__}")
+        if args.world_size > 1:
+            raise InputError("this trainer runs in one process: start it without torchrun or accelerate launch")
+        transformers.set_seed(args.seed)  # adapters begin with random weights
+        tokenizer = load_tokenizer(model) if processing_class is None else processing_class
+        module: Any = load_model(model, args.model_init_kwargs) if isinstance(model, str) else model
+        if peft_config is not None:
+            import peft
+
+            module = peft.get_peft_model(module, peft_config)
+        self.text = Text(tokenizer, args.chat_template_kwargs)
+        super().__init__(
+            model=module,
+            args=args,
+            data_collator=collate,
+            train_dataset=None if train_dataset is None else PromptRows(train_dataset),
+            eval_dataset=_eval_rows(eval_dataset),
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.model_accepts_loss_kwargs = False
+        kind = Seq2SeqPolicy if module.config.is_encoder_decoder else CausalLMPolicy
+        self.policy: LanguageModelPolicy = kind(module, tokenizer)
+        _require_vocabulary(self.policy, tokenizer)
+        self.engine = self.policy.engine(args.max_completion_length, temperature=args.temperature)
+        self.estimator = args.make_estimator()
+        if isinstance(self.estimator, Auto):
+            raise InputError(
+                "estimator='auto' is not available for language models: measure with corollout.lab instead"
+            )
+        self._metrics: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("train", "eval")}
+        self.reward = text_rewards(
+            reward_funcs, self.text, self.engine.eos, weights=args.reward_weights, workers=args.reward_workers,
+            timeout=args.reward_timeout,
+            options={"trainer_state": self.state, "log_extra": _ignore, "log_metric": self._log_metric},
+        )  # fmt: skip
+        self._regulariser: Regulariser | None = None
+        if args.beta or args.entropy_weight:
+            reference = without_adapter(kind, module, tokenizer) if args.beta else None
+            kl = KL(args.beta) if args.beta else None
+            self._regulariser = Regulariser(self.engine, kl, args.entropy_weight, reference)
+        self._noise = Noise(args.seed)
+        self._renderer = Renderer(lambda ids: tokenizer.decode(ids), self.engine.ends)
+        self._tokens = 0  # prompts and completions so far
+        self._checked = False
+
+    # --- data --------------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        if self.train_dataset is None:
+            raise InputError("training needs a train_dataset with a column 'prompt'")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.prompts_per_device,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Prompts in an update."""
+        return args.prompts_per_device * args.gradient_accumulation_steps
+
+    def _batch(self, rows: list[Row]) -> Batch:
+        most = self.policy.max_positions
+        if most is not None and not self.policy.inner.config.is_encoder_decoder:
+            most = most - self.args.max_completion_length
+        return batch_of(rows, self.text, most, self.args.device)
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Add the gradient of some prompts; what is returned is minus their mean reward."""
+        model.train()
+        batch, parts = self._batch(inputs), self.current_gradient_accumulation_steps
+        # An example's noise depends on its number and the epoch, so neither batches nor accumulation change it.
+        noise = self._noise.fold(_TRAINING, int(self.state.epoch or 0))
+        with self.accelerator.autocast():
+            sample = estimate(
+                self.engine, batch, self.reward, self.estimator, noise, check_score=not self._checked,
+                regulariser=self._regulariser, micro_batch=self.args.micro_batch_size,
+            )  # fmt: skip
+            self._take_samples(sample, batch)
+            sample.backward(len(batch) * parts)
+        self._checked = True
+        self.estimator = sample.updated(self.estimator)
+        self._record("train", sample, batch)
+        return torch.tensor(-sample.mean_reward / parts, device=self.args.device)
+
+    def _record(self, mode: str, sample: Estimate, batch: Batch) -> None:
+        prompts = int((batch.context >= 0).sum())
+        self._tokens += prompts + int(sample.trajectories.lengths.sum()) if mode == "train" else 0
+        for name, value in update_metrics(sample).items():
+            self._metrics[mode][name].append(value)
+        if mode == "train":
+            self._metrics[mode]["num_tokens"] = [float(self._tokens)]
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self._metrics["train"][name].append(float(value))
+
+    def _take_samples(self, sample: Estimate, batch: Batch) -> None:
+        every, step = self.args.samples_steps, self.state.global_step
+        if not every or (step and (step + 1) % every) or not self.is_world_process_zero():
+            return
+        shown = Batch(batch.examples, {"context": [one["prompt"] for one in batch.columns["row"]]})
+        record = asdict(take_samples(sample, shown, step + 1, self._renderer))
+        folder = Path(self._get_output_dir(trial=None))
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "samples.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Sampled completions of some prompts, and their rewards."""
+        batch = self._batch(inputs)
+        noise, count = self._noise.fold(_EVALUATION), self.args.num_generations or 1
+        with self.accelerator.autocast():
+            drawn = self.engine.decode(batch.context, batch.examples, Sampler("sample", count), noise, "tokens")
+        trajectories = drawn.trajectories
+        scores = self.reward(
+            trajectories.lists(),
+            batch.examples[trajectories.contexts].tolist(),
+            batch.aligned(trajectories.contexts),
+            trajectories.finished.tolist(),
+        )
+        metrics = self._metrics["eval"]
+        metrics["reward"].append(float(scores.values.nanmean()))
+        for name, values in scores.parts.items():
+            metrics[f"rewards/{name}/mean"].append(float(values.nanmean()))
+        metrics["completions/mean_length"].append(float(trajectories.lengths.double().mean()))
+        metrics["completions/clipped_ratio"].append(float((~trajectories.finished).double().mean()))
+        return torch.tensor(-float(scores.values.nanmean())), None, None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's metrics, and ours, averaged since the last time."""
+        mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
+        prefix = "eval_" if mode == "eval" else ""
+        for name, values in self._metrics[mode].items():
+            known = [value for value in values if not math.isnan(value)]
+            if known:
+                logs[prefix + name] = math.fsum(known) / len(known)
+        self._metrics[mode].clear()
+        super().log(logs, start_time)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """What an estimator has learned belongs to a checkpoint, too."""
+        super()._save_optimizer_and_scheduler(output_dir)  # pyright: ignore[reportAttributeAccessIssue]
+        learned = self.estimator.state_dict() if isinstance(self.estimator, Adaptive) else {}
+        tensors = {name: tensor.contiguous() for name, tensor in learned.items()}
+        safetensors.torch.save_file(tensors, os.path.join(output_dir, f"{_STATE}.safetensors"))
+        coefficient = None if self._regulariser is None else self._regulariser.coefficient
+        text = json.dumps({"tokens": self._tokens, "kl": coefficient})
+        Path(output_dir, f"{_STATE}.json").write_text(text, "utf-8")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
+        if checkpoint is None:
+            return
+        path = Path(checkpoint, f"{_STATE}.json")
+        if not path.is_file():
+            raise InputError(f"{checkpoint} was not written by this trainer: it has no {_STATE}.json")
+        values = json.loads(path.read_text("utf-8"))
+        self._tokens = values["tokens"]
+        if isinstance(self.estimator, Adaptive):
+            tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
+            self.estimator = self.estimator.load_state_dict(tensors)
+
+
+def _eval_rows(given: Any) -> Any:
+    if given is None:
+        return None
+    if isinstance(given, dict):
+        return {name: PromptRows(rows, f"eval_dataset {name!r}") for name, rows in given.items()}
+    return PromptRows(given, "eval_dataset")
+
+
+def _require_vocabulary(policy: LanguageModelPolicy, tokenizer: Any) -> None:
+    vocabulary, rows = len(tokenizer), len(policy.read_out_weight)
+    if vocabulary > rows:
+        raise InputError(
+            f"the tokenizer has {vocabulary} tokens, but the model only {rows}: use the model's own tokenizer, or "
+            f"model.resize_token_embeddings({vocabulary})"
+        )
+
+
+def _ignore(*_: Any) -> None:
+    """For what TRL would log."""
