@@ -24,6 +24,7 @@ def decode(
 ) -> list[str]:
     """A completion of each prompt; samples are the same every time for the same model."""
     texts: list[str] = []
+    sampling: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "temperature": 1.0} if sampled else {}
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
         for start in range(0, len(prompts), batch_size):
@@ -33,11 +34,9 @@ def decode(
                 attention_mask=batch["attention_mask"],
                 max_new_tokens=max_completion_length,
                 do_sample=sampled,
-                top_k=0,
-                top_p=1.0,
-                temperature=1.0,
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=tokenizer.eos_token_id,
+                **sampling,
             )
             completions = output if model.config.is_encoder_decoder else output[:, batch["input_ids"].shape[1] :]
             texts += tokenizer.batch_decode(completions, skip_special_tokens=True)
