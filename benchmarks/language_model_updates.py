@@ -12,6 +12,7 @@ import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,9 +102,8 @@ def make_trainer(point: Point, folder: str, reward: Any, callback: Any, updates:
         "disable_tqdm": True,
     }
     if point.method == TRL_RLOO:
-        from trl import RLOOConfig, RLOOTrainer
-
-        args, kind = RLOOConfig(**arguments), RLOOTrainer
+        trl = import_module("trl")
+        args, kind = trl.RLOOConfig(**arguments), trl.RLOOTrainer
     else:
         from corollout.hf import PolicyGradientConfig, PolicyGradientTrainer
 

@@ -60,26 +60,28 @@ class Progress:
 
 
 def make_model(settings: PretrainingSettings, tokenizer: Any) -> Any:
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shared: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "tie_word_embeddings": True,
+    }
     torch.manual_seed(settings.seed)
     if settings.kind == "causal":
         return LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(tokenizer),
                 hidden_size=settings.hidden_size,
                 intermediate_size=settings.intermediate_size,
                 num_hidden_layers=settings.layers,
                 num_attention_heads=settings.heads,
                 num_key_value_heads=max(1, settings.heads // 2),
                 max_position_embeddings=settings.context_window,
-                tie_word_embeddings=True,
                 bos_token_id=tokenizer.bos_token_id,
-                **ids,
+                **shared,
             )
         )
     return T5ForConditionalGeneration(
         T5Config(
-            vocab_size=len(tokenizer),
             d_model=settings.hidden_size,
             d_kv=settings.hidden_size // settings.heads,
             d_ff=settings.intermediate_size,
@@ -88,9 +90,7 @@ def make_model(settings: PretrainingSettings, tokenizer: Any) -> Any:
             num_heads=settings.heads,
             feed_forward_proj="gated-gelu",
             dropout_rate=0.0,
-            tie_word_embeddings=True,
-            decoder_start_token_id=tokenizer.pad_token_id,
-            **ids,
+            **shared | {"decoder_start_token_id": tokenizer.pad_token_id},
         )
     )
 

@@ -37,10 +37,10 @@ LEAD = (
 
 def write_report(comparison: Comparison, folder: Path) -> Path:
     """Write table.md, report.json, the figures and a page from all finished runs; return the page."""
-    summaries = {kind: read_summaries(comparison, kind) for kind in NAMES}
+    summaries: dict[Kind, dict[str, MethodSummary]] = {kind: read_summaries(comparison, kind) for kind in NAMES}
     if not any(summaries.values()):
         raise InputError(f"{comparison.out} has no finished runs: run the step train first")
-    sections = [section(NAMES[kind], methods) for kind, methods in summaries.items() if methods]
+    sections = [section(title, summaries[kind]) for kind, title in NAMES.items() if summaries[kind]]
     sections.append(settings_of(comparison))
     report = Report(
         "language-models",

@@ -80,12 +80,12 @@ def _same_level(slot: str, value: str) -> Sequence[str]:
     return next((values for values, *_ in levels if value in values), (value,))
 
 
-Rules = list[tuple[tuple[str, ...], re.Pattern[str]]]  # values, and what texts say for them
+Rules = list[tuple[Sequence[str], re.Pattern[str]]]  # values, and what texts say for them
 
 
 def _rules() -> dict[str, list[Rules]]:
     """For each slot the rules that are tried first, and those that are tried if none of the first applies."""
-    rules = {
+    rules: dict[str, list[Rules]] = {
         slot: [[((value,), re.compile(rf"\b(?:{pattern})\b")) for value, pattern in patterns.items()]]
         for slot, patterns in PATTERNS.items()
     }

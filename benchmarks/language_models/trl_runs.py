@@ -5,6 +5,7 @@ precision (slow on a CPU), the KL term and with it the reference model. The rest
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks.language_models.e2e import Example
 from benchmarks.language_models.settings import METHODS, RunSettings
 from corollout.errors import InputError
 
-INSTALL = "TRL is not installed: pip install 'corollout[bench]'"
+INSTALL = "TRL is not installed: pip install --constraint constraints.txt 'corollout[hf,bench]'"
 
 
 def shared_arguments(settings: RunSettings, folder: Path) -> dict[str, Any]:
@@ -61,10 +62,10 @@ def make_trl_trainer(
     callbacks: Sequence[Any],
 ) -> Any:
     try:
-        from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+        trl = import_module("trl")
     except ImportError as error:
         raise InputError(INSTALL) from error
-    makers = {"rloo": (RLOOTrainer, RLOOConfig), "grpo": (GRPOTrainer, GRPOConfig)}
+    makers = {"rloo": (trl.RLOOTrainer, trl.RLOOConfig), "grpo": (trl.GRPOTrainer, trl.GRPOConfig)}
     make_trainer, make_config = makers[METHODS[settings.method].estimator]
     return make_trainer(
         model=model,
