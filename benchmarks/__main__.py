@@ -20,6 +20,7 @@ from benchmarks import (
     harness,
     karel_machine,
     karel_update,
+    language_model,
     memory,
     overhead,
     prefix_sharing,
@@ -29,6 +30,7 @@ from benchmarks import (
     synchronisations,
     tree_head,
 )
+from corollout.errors import InputError
 
 MODULES = {
     "pseudo_actions": pseudo_actions,
@@ -47,6 +49,7 @@ MODULES = {
     "growth": growth,
     "memory": memory,
     "synchronisations": synchronisations,
+    "language_model": language_model,
 }
 Name = StrEnum("Name", list(MODULES))
 
@@ -80,7 +83,11 @@ def main(
             console=console,
             transient=True,
         ) as progress:
-            result = MODULES[name].run(quick, progress)
+            try:
+                result = MODULES[name].run(quick, progress)
+            except InputError as error:  # such as an opponent that is not installed; the others can be measured
+                missed.append(f"{name}: {error}")
+                continue
         path = harness.write(result, out, load_before)
         if draw_figure := getattr(MODULES[name], "draw_figure", None):
             draw_figure(result, out)
