@@ -151,7 +151,7 @@ def draw_figure(result: Result, directory: Path) -> Path:
             memory.set(yscale="log")
             memory.grid(visible=False)
             memory.spines["right"].set_visible(True)
-            log_ticks(panel.xaxis)
+            log_ticks(panel.xaxis, (1.0,) if max(sizes) > 300 * min(sizes) else (1.0, 2.0, 5.0))
             log_ticks(panel.yaxis)
             log_ticks(memory.yaxis)
         panels[0].set_ylabel("ms an update (solid)")
