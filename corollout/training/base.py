@@ -312,6 +312,10 @@ def require_optimizer(optimizer: Any, policy: nn.Module, device: torch.device | 
             f"the policy is on {' and '.join(sorted(places))}, but batches would be moved to {device}: move the policy "
             f"there, or choose another device for the trainer"
         )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS computes its loss several times in a step, which trainers do not: choose another optimizer"
+        )
     _require_eps(optimizer)
 
 
