@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -208,7 +208,7 @@ def _new_end(trainer: BaseTrainer[Any], schedule: Schedule, progress: _Progress)
 
 
 @contextmanager
-def _reporting(trainer: BaseTrainer[Any], on_event: Callback) -> Iterator[None]:
+def _reporting(trainer: BaseTrainer[Any], on_event: Callback) -> Generator[None, None, None]:
     """Inside, the trainer's events go to a callback."""
     before, trainer.on_event = trainer.on_event, on_event
     try:
