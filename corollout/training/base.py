@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -14,7 +15,7 @@ from corollout.arguments import require_callable, require_count, require_instanc
 from corollout.compilation import cpu_time, wall_time
 from corollout.data import Batch, Columns, Data, check_device
 from corollout.errors import InputError, PolicyError
-from corollout.events import Callback, warn
+from corollout.events import Callback, Event, warn
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.training.averaging import WeightAverage
@@ -189,7 +190,9 @@ class BaseTrainer(Generic[Metrics]):
 
     def _until(self, limits: Mapping[str, float | int]) -> Iterator[Metrics]:
         while all(getattr(self, name) < limit for name, limit in limits.items()):
-            yield self.step()
+            metrics: Any = self.step()
+            self.on_event(Event("update", asdict(metrics)))
+            yield metrics
 
     def train(
         self,
@@ -311,6 +314,10 @@ def require_optimizer(optimizer: Any, policy: nn.Module, device: torch.device | 
         raise InputError(
             f"the policy is on {' and '.join(sorted(places))}, but batches would be moved to {device}: move the policy "
             f"there, or choose another device for the trainer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS computes its loss several times in a step, which trainers do not: choose another optimizer"
         )
     _require_eps(optimizer)
 

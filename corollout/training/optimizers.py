@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from corollout.errors import InputError
 from corollout.text import quoted
@@ -63,6 +63,11 @@ def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def require_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Raise an error unless this is a scheduler of the optimizer, and its state can be written to a checkpoint."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InputError(
+            "ReduceLROnPlateau waits for evaluations, and a scheduler makes a step after every update: choose one that "
+            "needs no metric, such as LambdaLR or CosineAnnealingLR"
+        )
     if not isinstance(scheduler, LRScheduler):
         raise InputError(f"scheduler must be one of torch.optim.lr_scheduler, not {quoted(scheduler)}")
     if scheduler.optimizer is not optimizer:
