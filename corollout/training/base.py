@@ -21,7 +21,7 @@ from corollout.rollouts import Engine
 from corollout.training.averaging import WeightAverage
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
-from corollout.training.optimizers import divides_gradients
+from corollout.training.optimizers import divides_gradients, largest_change
 from corollout.training.result import TrainingResult
 from corollout.training.settings import Clock
 
@@ -29,6 +29,9 @@ Metrics = TypeVar("Metrics")
 
 # What the seed's noise is used for.
 EXAMPLE_ORDER, ROLLOUTS, SCHEDULED_SAMPLING, PROBES, TARGET_ORDER = range(5)
+# Weights are looked at for infinities when one of them, or of their gradients, might be as large as this, and every so
+# many updates.
+_FAR, _LOOK = 1e30, 64
 
 
 class BaseTrainer(Generic[Metrics]):
@@ -84,6 +87,7 @@ class BaseTrainer(Generic[Metrics]):
         self._updates_in_epoch = 0
         self._batches: Iterator[Batch] | None = None
         self._optimizer_divides = divides_gradients(optimizer)
+        self._most_weight = math.inf  # no weight is larger
         self._divisor: Tensor | None = None  # of the gradients, in the next step of the optimizer
 
     def step(self) -> Metrics:
@@ -128,6 +132,8 @@ class BaseTrainer(Generic[Metrics]):
                 f"the gradient of update {self.updates + 1} is not finite; the parameters were left as they were "
                 f"(a smaller learning rate or smaller rewards may help, in half precision also another data type)"
             )
+        if norm > _FAR:
+            self._most_weight = math.inf
         divisor = 1.0 if self.max_grad_norm is None else (norm + 1e-6) / self.max_grad_norm  # as PyTorch does it
         if divisor <= 1:
             return
@@ -152,7 +158,12 @@ class BaseTrainer(Generic[Metrics]):
             if self._divisor is not None:
                 del self.optimizer.grad_scale  # pyright: ignore[reportAttributeAccessIssue]
             self._divisor = None
-        if not math.isfinite(total_norm(self.parameters)):
+        # Weights that are far from infinite need not be looked at after every step that can change them only a little.
+        self._most_weight += largest_change(self.optimizer)
+        if self._most_weight < _FAR and (self.updates + 1) % _LOOK:
+            return
+        self._most_weight = total_norm(self.parameters)
+        if not math.isfinite(self._most_weight):
             raise PolicyError(
                 f"after update {self.updates + 1} some weights are infinite or NaN; no checkpoint of them was "
                 f"written, so that the run can be resumed from the last one (a smaller learning rate may help, in half "
@@ -261,6 +272,7 @@ class BaseTrainer(Generic[Metrics]):
         self.updates, self.epochs = loop["updates"], loop["epochs"]
         self.tokens, self.seconds = loop["tokens"], loop["seconds"]
         self._updates_in_epoch, self._batches = loop["in_epoch"], None
+        self._most_weight = math.inf
         self.load_extra_state(parts["own"])
 
     def extra_state(self) -> State:

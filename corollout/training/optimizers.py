@@ -50,6 +50,25 @@ def make_scheduler(
     return LambdaLR(optimizer, factor)
 
 
+def largest_change(optimizer: torch.optim.Optimizer) -> float:
+    """By how much a step changes a parameter at most, if no gradient was above 10³⁰; infinite if that is not known.
+
+    Adam's m and v are averages of g and g² by weights b β^k, so that by Cauchy–Schwarz, bias corrections included,
+    |m| / √v ≤ 1 / √((1 − β₂) (1 − β₁² / β₂)). That is doubled, for rounding.
+    """
+    hooks: Any = optimizer  # which may change parameters as they like
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or hooks._optimizer_step_post_hooks:
+        return math.inf
+    largest = 0.0
+    for group in optimizer.param_groups:
+        first, second = (float(beta) for beta in group["betas"])
+        plain = group["eps"] >= 1e-12 and group["weight_decay"] == 0 and first**2 < second
+        if not plain or any(p.dtype not in _FUSED_TYPES for p in group["params"]):
+            return math.inf
+        largest = max(largest, 2 * float(group["lr"]) / math.sqrt((1 - second) * (1 - first**2 / second)))
+    return largest
+
+
 def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step divides the gradients by the tensor ``optimizer.grad_scale``, while it reads them anyway.
 
