@@ -343,10 +343,9 @@ class Softmax(Head):
     ) -> Ranked:
         # Some rows at a time: in double precision, all of them would take many times the memory of the logits.
         size = max(1, _PERTURBED // outputs.shape[1])
-        parts = (part.split(size) for part in (outputs, log_prob, rank, keys, steps))
-        return Ranked(
-            *map(torch.cat, zip(*(self._perturb(*part, count) for part in zip(*parts, strict=True)), strict=True))
-        )
+        given = (part.split(size) for part in (outputs, log_prob, rank, keys, steps))
+        ranked = [self._perturb(x, p, r, k, t, count) for x, p, r, k, t in zip(*given, strict=True)]
+        return Ranked(*map(torch.cat, zip(*ranked, strict=True)))
 
     def _perturb(
         self, outputs: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints, count: int
