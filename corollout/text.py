@@ -12,6 +12,8 @@ from typing import Any
 # separators; and the marks that reorder the text around them.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
+_LINE_BREAK = re.compile(r"\s*\n\s*")  # with the indentation of what follows
+
 
 def visible(text: str) -> str:
     """The text with what cannot be seen or encoded written as in Python: ``\\x1b``, ``\\u202e``, ``\\udcff``."""
@@ -38,5 +40,5 @@ def shortened(text: str, most: int = 120) -> str:
 
 
 def quoted(value: object, most: int = 120) -> str:
-    """A value as Python writes it, short enough for a message."""
-    return shortened(repr(value), most)
+    """A value as Python writes it, in one line that is short enough for a message."""
+    return shortened(_LINE_BREAK.sub(" ", repr(value)), most)

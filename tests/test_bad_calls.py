@@ -34,6 +34,7 @@ from corollout import (
 )
 from corollout.events import TrainingWarning
 from corollout.loggers import Lines, TensorBoard, make_logger, together
+from corollout.policies import score_by_steps
 from corollout.training.mle import LearningRateDecay, ScheduledSampling
 from corollout.training.regularisation import KL
 from tests.support.small_task import EOS, VOCAB, likeness, make_data, make_engine, make_policy
@@ -54,7 +55,7 @@ def trainer(**options: Any) -> Trainer:
 
 
 def teacher(**options: Any) -> MLETrainer:
-    engine = make_engine(make_policy())
+    engine = options.pop("engine", None) or make_engine(make_policy())
     return MLETrainer(engine, **{"data": make_data(), "optimizer": adam(engine.policy), **options})
 
 
@@ -78,6 +79,27 @@ class Altered(nn.Module):
             method = self.methods.get(name)
             return getattr(self.inner, name) if method is None else lambda *given: method(self.inner, *given)
         return super().__getattr__(name)
+
+
+class InPlace(nn.Module):
+    """A model whose step writes the new state over the old one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.cell, self.output = nn.Embedding(VOCAB, 4), nn.GRUCell(4, 4), nn.Linear(4, VOCAB)
+
+    def encode(self, context: torch.Tensor) -> torch.Tensor:
+        return self.embedding(context).mean(1)
+
+    def start(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
+
+    def step(self, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state.copy_(self.cell(self.embedding(tokens), state))
+        return self.output(state), state
+
+    def score(self, memory: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return score_by_steps(self, memory, tokens)
 
 
 def by_batch(policy: Any, context: Any) -> Any:
@@ -108,6 +130,7 @@ def fitted(folder: Path, **options: Any) -> Any:
 
 LOGITS = torch.zeros(2, 3)
 PI = torch.full((2, 3), 1 / 3)
+POLICY = make_policy()
 
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     # Engine
@@ -137,6 +160,9 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "top_k 0": (lambda: generate(top_k=0), "top_k must be a whole number and at least 1, not 0"),
     "top_p NaN": (lambda: generate(top_p=NAN), "top_p must be above 0 and at most 1, not nan"),
     "too few prompts": (lambda: generate(prompts=[[1]]), "there are 1 prompts for 8 contexts"),
+    "prompts as a number": (lambda: generate(prompts=3), "prompts must be a list of token ids for each context"),
+    "one prompt for all": (lambda: generate(prompts=[2] * 8), "prompts must be a list of token ids for each context"),
+    "prompts as text": (lambda: generate(prompts=["2"] * 8), "prompts must be a list of token ids for each context"),
     # Columns
     "no context": (lambda: Columns(answer=[1]), "a data set needs a column named 'context'; it has \\['answer'\\]"),
     "lengths": (lambda: Columns(context=[1, 2], answer=[1]), "columns of a data set must have the same length"),
@@ -153,6 +179,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "batch_size must be a whole number and at least 1",
     ),
     "data None": (lambda: trainer(data=None), "data must be Columns, a dict of columns, or a list of examples"),
+    "data tensor": (lambda: trainer(data=torch.zeros(2, 1)), "not Tensor tensor\\(\\[\\[0.\\], \\[0.\\]\\]\\)"),
     "data text": (lambda: trainer(data="train.csv"), "data must be Columns, a dict of columns, or a list of examples"),
     "no data": (lambda: trainer(data=[]), "data must be Columns, .*, not an empty list"),
     "uneven examples": (
@@ -222,6 +249,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: trainer(engine=make_engine(frozen()), optimizer=adam(make_policy())),
         "no parameter of the policy requires",
     ),
+    "an optimizer with a closure": (
+        lambda: trainer(optimizer=torch.optim.LBFGS(POLICY.parameters()), engine=make_engine(POLICY)),
+        "LBFGS computes its loss several times",
+    ),
     "batch size 0": (lambda: trainer(batch_size=0), "batch_size must be a whole number and at least 1, not 0"),
     "batch size None": (lambda: trainer(batch_size=None), "batch_size must be a whole number and at least 1, not None"),
     "norm 0": (lambda: trainer(max_grad_norm=0), "max_grad_norm must be a positive number or None, not 0"),
@@ -260,6 +291,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "samples_every": (lambda: trainer(samples_every=0.5), "samples_every must be a whole number and at least 0"),
     "decode": (lambda: trainer(decode="abc"), "decode must be a function of token ids, or the names of all tokens"),
     "scheduler": (lambda: trainer(scheduler="cosine"), "scheduler must be one of torch.optim.lr_scheduler"),
+    "scheduler with a metric": (
+        lambda: trainer(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(adam(POLICY))),
+        "ReduceLROnPlateau waits for evaluations",
+    ),
     "kl as text": (lambda: trainer(kl="0.1"), "kl must be a coefficient, or a KL with a target"),
     "entropy NaN": (lambda: trainer(entropy=NAN), "entropy must be a finite number, not nan"),
     "reference": (lambda: trainer(reference=nn.Linear(1, 1), kl=0.1), "the reference, a Linear, is not a policy"),
@@ -287,7 +322,20 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: updated(Altered(start=started, step=in_place, score=counted), estimator="reinforce"),
         "policy.step changes its state in place",
     ),
+    "changing copies of states": (lambda: updated(InPlace(), estimator="rloo-4"), "step changes its state in place"),
+    "no graph": (
+        lambda: updated(Altered(score=lambda p, *given: p.score(*given).detach())),
+        "policy.score returned logits without a gradient",
+    ),
+    "changing what the gradient needs": (
+        lambda: estimate(make_engine(InPlace()), batch(), likeness, "sc", Noise(0)).backward(),
+        "changes a tensor in place that the gradient needs",
+    ),
     # Maximum likelihood
+    "no graph of targets": (
+        lambda: teacher(engine=make_engine(Altered(score=lambda p, *given: p.score(*given).detach()))).train(updates=1),
+        "policy.score returned logits without a gradient",
+    ),
     "no target": (lambda: teacher(target="answer"), "the data set has no column 'answer' to learn from"),
     "average 1": (lambda: teacher(ema_decay=1), "ema_decay must be a number in \\[0, 1\\), not 1"),
     "decay as a number": (lambda: teacher(decay=0.5), "decay must be a LearningRateDecay or None, not 0.5"),

@@ -116,7 +116,7 @@ def inspect_example(
     reward_weights: Sequence[float] = (),
 ) -> Inspection:
     """Take apart an estimate for one example of a split, by default with the task's default reward."""
-    examples = task.split(split)
+    examples = task.named_split(split)
     view = task.view(split, examples, index)
     made, reward = make_estimator(estimator), reward or task.rewards[0]
     batch = examples.columns.batch([index], task.device)

@@ -43,7 +43,7 @@ def generate_sequences(settings: GenerateSettings) -> list[Generated]:
     if settings.image:
         columns, views = task.views_of_files(settings.image, settings.network)
     else:
-        split = task.split(settings.split)
+        split = task.named_split(settings.split)
         indices = list(dict.fromkeys(settings.index)) or range(min(settings.count, len(split)))
         views = [task.view(settings.split, split, index) for index in indices]
         batch = split.columns.batch(indices)

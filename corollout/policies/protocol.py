@@ -310,6 +310,9 @@ class Head(ABC):
         raise NotImplementedError
 
 
+_PERTURBED = 1 << 20  # numbers that a search perturbs at once
+
+
 class Softmax(Head):
     """Outputs are the logits of all tokens; a token is the winner of a race, or the one with the largest logit."""
 
@@ -336,6 +339,15 @@ class Softmax(Head):
         return Ranked(values, values, tokens, logits.amax(1).isfinite())
 
     def perturbed(
+        self, outputs: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints, count: int
+    ) -> Ranked:
+        # Some rows at a time: in double precision, all of them would take many times the memory of the logits.
+        size = max(1, _PERTURBED // outputs.shape[1])
+        given = (part.split(size) for part in (outputs, log_prob, rank, keys, steps))
+        ranked = [self._perturb(x, p, r, k, t, count) for x, p, r, k, t in zip(*given, strict=True)]
+        return Ranked(*map(torch.cat, zip(*ranked, strict=True)))
+
+    def _perturb(
         self, outputs: Outputs, log_prob: Numbers, rank: Numbers, keys: Ints, steps: Ints, count: int
     ) -> Ranked:
         logits = outputs.double()

@@ -281,7 +281,8 @@ def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
     for run in runs[1:]:
         pair = f"cannot compare {first.directory} and {run.directory}: "
         if run.config.get("task") != first.config.get("task"):
-            raise InputError(f"{pair}their tasks are {first.config.get('task')!r} and {run.config.get('task')!r}")
+            one, other = _task_text(first), _task_text(run)
+            raise InputError(f"{pair}one {one}, the other {other}")
         if run.metric.key != first.metric.key:
             raise InputError(f"{pair}they were evaluated by {first.metric.key!r} and {run.metric.key!r}")
         for split in SPLITS:
@@ -293,6 +294,11 @@ def _check_tasks(runs: Sequence[RunResult]) -> list[str]:
     folders = sorted({run.data_folder for run in runs})
     names = ", ".join(Path(folder).name for folder in folders)
     return [f"The runs were trained on data from different folders: {names}."] if len(folders) > 1 else []
+
+
+def _task_text(run: RunResult) -> str:
+    task = run.config.get("task")
+    return "was made without a task" if task is None else f"is of the task {task!r}"
 
 
 def _sum_up(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -148,9 +149,14 @@ def _check(engine: Engine, sampler: Sampler, filters: Filters) -> None:
 def _checked_prompts(prompts: Sequence[Sequence[int]] | None, contexts: int) -> list[list[int]]:
     if prompts is None:
         return [[] for _ in range(contexts)]
+    listed = (list, tuple, Tensor, np.ndarray)
+    if not isinstance(prompts, listed) or any(not isinstance(prompt, listed) for prompt in prompts):
+        raise InputError(
+            f"prompts must be a list of token ids for each context, as in [[2, 5], []], not {quoted(prompts)}"
+        )
     if len(prompts) != contexts:
         raise InputError(f"there are {len(prompts)} prompts for {contexts} contexts: give one for each, [] for none")
-    lists = [prompt.tolist() if isinstance(prompt, Tensor) else list(prompt) for prompt in prompts]
+    lists = [prompt.tolist() if isinstance(prompt, Tensor | np.ndarray) else list(prompt) for prompt in prompts]
     for number, prompt in enumerate(lists):
         if wrong := [token for token in prompt if type(token) is not int or token < 0]:
             raise InputError(f"prompt {number} contains {quoted(wrong[0])}: tokens are whole numbers from 0")

@@ -19,6 +19,24 @@ def call_encode(policy: Policy, context: Any) -> Any:
         return policy.encode(context)
 
 
+def call_backward(outputs: Tensor, gradient: Tensor | None = None) -> None:
+    """Add the gradient that comes from some outputs of the policy to the parameters' ``.grad``."""
+    if not outputs.requires_grad:
+        raise PolicyError(
+            "policy.score returned logits without a gradient: look for detach(), .data, .item() or torch.no_grad() in "
+            "what it computes"
+        )
+    try:
+        outputs.backward(gradient)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise PolicyError(
+            "policy.score, or a method that it calls, changes a tensor in place that the gradient needs: make a new "
+            "tensor instead"
+        ) from error
+
+
 def call_step(
     step: Callable[[Any, Rows], Any], state: Any, tokens: Rows, bos: int
 ) -> tuple[Float[Tensor, "row width"], Any]:

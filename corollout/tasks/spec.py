@@ -134,5 +134,7 @@ def find_task(name: object) -> TaskSpec:
             "or give the import path of your own, package.module or module:NAME"
         )
     if not isinstance(spec, TaskSpec):
-        raise InputError(f"the task {name!r} is a {type(spec).__name__}, not a corollout.tasks.task.TaskSpec")
+        raise InputError(
+            f"{quoted(name)} is not a task: name a corollout.tasks.task.TaskSpec, as in TASK = TaskSpec(…)"
+        )
     return spec

@@ -16,7 +16,7 @@ import numpy as np
 
 from corollout.config import NONE, from_table
 from corollout.data import Columns, Split, check_device
-from corollout.errors import InputError
+from corollout.errors import CorolloutError, InputError
 from corollout.events import Callback, ignore
 from corollout.files import digest_of
 from corollout.rewards import Reward, WeightedRewards
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 Z = 1.959964  # of a 95 % interval
+SPLITS = ("train", "val", "test")  # that every task has
 
 
 _MEANING = "the mean reward of the greedy sequences"
@@ -106,6 +107,17 @@ class Task(ABC):
     def reward_settings(self, name: str) -> dict[str, Any]:
         """What a reward depends on besides the data, as JSON can hold it; a run notices if it changes."""
         return {}
+
+    def named_split(self, name: str) -> Any:
+        """The split that somebody asks for by name."""
+        try:
+            return self.split(name)
+        except CorolloutError:
+            raise
+        except Exception as error:
+            if name in SPLITS:
+                raise
+            raise InputError(f"there is no split {quoted(name)}: choose one of {', '.join(SPLITS)}") from error
 
     # Subclasses may return a subclass of Split: hence Any.
     @cached_property

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -14,13 +15,13 @@ from corollout.arguments import require_callable, require_count, require_instanc
 from corollout.compilation import cpu_time, wall_time
 from corollout.data import Batch, Columns, Data, check_device
 from corollout.errors import InputError, PolicyError
-from corollout.events import Callback, warn
+from corollout.events import Callback, Event, warn
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.training.averaging import WeightAverage
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
-from corollout.training.optimizers import divides_gradients
+from corollout.training.optimizers import divides_gradients, largest_change
 from corollout.training.result import TrainingResult
 from corollout.training.settings import Clock
 
@@ -28,6 +29,9 @@ Metrics = TypeVar("Metrics")
 
 # What the seed's noise is used for.
 EXAMPLE_ORDER, ROLLOUTS, SCHEDULED_SAMPLING, PROBES, TARGET_ORDER = range(5)
+# Weights are looked at for infinities when one of them, or of their gradients, might be as large as this, and every so
+# many updates.
+_FAR, _LOOK = 1e30, 64
 
 
 class BaseTrainer(Generic[Metrics]):
@@ -83,6 +87,7 @@ class BaseTrainer(Generic[Metrics]):
         self._updates_in_epoch = 0
         self._batches: Iterator[Batch] | None = None
         self._optimizer_divides = divides_gradients(optimizer)
+        self._most_weight = math.inf  # no weight is larger
         self._divisor: Tensor | None = None  # of the gradients, in the next step of the optimizer
 
     def step(self) -> Metrics:
@@ -127,6 +132,8 @@ class BaseTrainer(Generic[Metrics]):
                 f"the gradient of update {self.updates + 1} is not finite; the parameters were left as they were "
                 f"(a smaller learning rate or smaller rewards may help, in half precision also another data type)"
             )
+        if norm > _FAR:
+            self._most_weight = math.inf
         divisor = 1.0 if self.max_grad_norm is None else (norm + 1e-6) / self.max_grad_norm  # as PyTorch does it
         if divisor <= 1:
             return
@@ -151,7 +158,12 @@ class BaseTrainer(Generic[Metrics]):
             if self._divisor is not None:
                 del self.optimizer.grad_scale  # pyright: ignore[reportAttributeAccessIssue]
             self._divisor = None
-        if not math.isfinite(total_norm(self.parameters)):
+        # Weights that are far from infinite need not be looked at after every step that can change them only a little.
+        self._most_weight += largest_change(self.optimizer)
+        if self._most_weight < _FAR and (self.updates + 1) % _LOOK:
+            return
+        self._most_weight = total_norm(self.parameters)
+        if not math.isfinite(self._most_weight):
             raise PolicyError(
                 f"after update {self.updates + 1} some weights are infinite or NaN; no checkpoint of them was "
                 f"written, so that the run can be resumed from the last one (a smaller learning rate may help, in half "
@@ -189,7 +201,9 @@ class BaseTrainer(Generic[Metrics]):
 
     def _until(self, limits: Mapping[str, float | int]) -> Iterator[Metrics]:
         while all(getattr(self, name) < limit for name, limit in limits.items()):
-            yield self.step()
+            metrics: Any = self.step()
+            self.on_event(Event("update", asdict(metrics)))
+            yield metrics
 
     def train(
         self,
@@ -258,6 +272,7 @@ class BaseTrainer(Generic[Metrics]):
         self.updates, self.epochs = loop["updates"], loop["epochs"]
         self.tokens, self.seconds = loop["tokens"], loop["seconds"]
         self._updates_in_epoch, self._batches = loop["in_epoch"], None
+        self._most_weight = math.inf
         self.load_extra_state(parts["own"])
 
     def extra_state(self) -> State:
@@ -311,6 +326,10 @@ def require_optimizer(optimizer: Any, policy: nn.Module, device: torch.device | 
         raise InputError(
             f"the policy is on {' and '.join(sorted(places))}, but batches would be moved to {device}: move the policy "
             f"there, or choose another device for the trainer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS computes its loss several times in a step, which trainers do not: choose another optimizer"
         )
     _require_eps(optimizer)
 

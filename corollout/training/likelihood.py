@@ -12,6 +12,7 @@ from corollout.policies.protocol import SOFTMAX, head_of, policy_errors
 from corollout.policies.read_out import PrefixCredits, read_out_backward
 from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine
+from corollout.rollouts.policy_calls import call_backward
 from corollout.text import quoted
 from corollout.types import full_precision
 
@@ -55,7 +56,7 @@ def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: To
             tokens = torch.where(mask, targets, 0)
             log_probs = full_precision(head.log_probs(head.logits(outputs, tokens), tokens))
             loss = -torch.where(mask, log_probs, 0.0).sum()
-        (weight * loss).backward()
+        call_backward(weight * loss)
         return -loss.item()
     tree = PrefixTree.chains(inputs, mask.sum(1))
     step, row = mask.t().nonzero(as_tuple=True)
@@ -65,7 +66,7 @@ def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: To
     if head is not SOFTMAX:
         logits = head.logits(hidden[:, None], tokens[:, None])
         loss = -full_precision(head.log_probs(logits, tokens[:, None])).sum()
-        (weight * loss).backward()
+        call_backward(weight * loss)
         return -loss.item()
     share = torch.full_like(tokens, weight, dtype=full_precision(hidden[:0]).dtype)
     credits = PrefixCredits(tree.node[row, step], tokens, share, "policy")

@@ -2,14 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from corollout.arguments import is_number, require_callable, require_count, require_instance, require_number
 from corollout.errors import InputError, Interrupted
-from corollout.events import Callback, Event, note, warn, warning
+from corollout.events import Callback, Event, note, warning
 from corollout.signals import deferred_stops
 from corollout.text import quoted
 from corollout.training.base import BaseTrainer
@@ -92,7 +93,7 @@ def fit(
     evaluate: Callable[[], Mapping[str, float]],
     metric: str,
     *,
-    on_event: Callback = warn,
+    on_event: Callback | None = None,
 ) -> dict[str, Any]:
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
 
@@ -102,13 +103,15 @@ def fit(
     the middle of an evaluation, which the resumed run then repeats.
 
     If the run is finished, its summary is returned; unless the schedule is longer now: then the run goes on from its
-    last checkpoint, as if it had had this schedule from the start.
+    last checkpoint, as if it had had this schedule from the start. Events go to ``on_event``, by default the trainer's.
     """
     require_instance("trainer", trainer, BaseTrainer, "a Trainer or an MLETrainer")
     require_instance("run", run, (Run, Path, str), "a Run, as Run.create(directory, config) makes it, or a directory")
     require_instance("schedule", schedule, Schedule, "a Schedule, as in Schedule('updates', total=100, every=10)")
     require_callable("evaluate", evaluate, "a function that returns named numbers")
     require_instance("metric", metric, str, "the name of a number that evaluate returns")
+    on_event = trainer.on_event if on_event is None else on_event
+    require_callable("on_event", on_event, "a function of an Event")
     if not isinstance(run, Run):
         has_run = (Path(run) / CONFIG).exists()
         with Run.open(run, resume=True) if has_run else Run.create(run, {}) as opened:
@@ -132,8 +135,7 @@ def fit(
     def save() -> None:
         run.save(trainer.updates, join_states({"learner": trainer.state(), "progress": State({}, asdict(progress))}))
 
-    trainer.on_event = log
-    with deferred_stops() as stop:
+    with deferred_stops() as stop, _reporting(trainer, log):
         progress, saved = _resume(trainer, run, on_event), time.monotonic()
         saved_update = trainer.updates if trainer.updates else None
         if progress.follow(schedule, getattr(trainer, schedule.unit)):
@@ -203,6 +205,16 @@ def _new_end(trainer: BaseTrainer[Any], schedule: Schedule, progress: _Progress)
         points = "one more evaluation, at the end"
     reached = getattr(trainer, schedule.unit)
     return f"continued from {reached:g} to {schedule.total:g} {schedule.unit}: {points}; {trainer.learning_rate_text()}"
+
+
+@contextmanager
+def _reporting(trainer: BaseTrainer[Any], on_event: Callback) -> Generator[None, None, None]:
+    """Inside, the trainer's events go to a callback."""
+    before, trainer.on_event = trainer.on_event, on_event
+    try:
+        yield
+    finally:
+        trainer.on_event = before
 
 
 def _resume(trainer: BaseTrainer[Any], run: Run, on_event: Callback) -> _Progress:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from corollout.errors import InputError
 from corollout.text import quoted
@@ -50,6 +50,25 @@ def make_scheduler(
     return LambdaLR(optimizer, factor)
 
 
+def largest_change(optimizer: torch.optim.Optimizer) -> float:
+    """By how much a step changes a parameter at most, if no gradient was above 10³⁰; infinite if that is not known.
+
+    Adam's m and v are averages of g and g² by weights b β^k, so that by Cauchy–Schwarz, bias corrections included,
+    |m| / √v ≤ 1 / √((1 − β₂) (1 − β₁² / β₂)). That is doubled, for rounding.
+    """
+    hooks: Any = optimizer  # which may change parameters as they like
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or hooks._optimizer_step_post_hooks:
+        return math.inf
+    largest = 0.0
+    for group in optimizer.param_groups:
+        first, second = (float(beta) for beta in group["betas"])
+        plain = group["eps"] >= 1e-12 and group["weight_decay"] == 0 and first**2 < second
+        if not plain or any(p.dtype not in _FUSED_TYPES for p in group["params"]):
+            return math.inf
+        largest = max(largest, 2 * float(group["lr"]) / math.sqrt((1 - second) * (1 - first**2 / second)))
+    return largest
+
+
 def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step divides the gradients by the tensor ``optimizer.grad_scale``, while it reads them anyway.
 
@@ -63,6 +82,11 @@ def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def require_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Raise an error unless this is a scheduler of the optimizer, and its state can be written to a checkpoint."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InputError(
+            "ReduceLROnPlateau waits for evaluations, and a scheduler makes a step after every update: choose one that "
+            "needs no metric, such as LambdaLR or CosineAnnealingLR"
+        )
     if not isinstance(scheduler, LRScheduler):
         raise InputError(f"scheduler must be one of torch.optim.lr_scheduler, not {quoted(scheduler)}")
     if scheduler.optimizer is not optimizer:

@@ -24,6 +24,7 @@ from corollout.policies.protocol import as_leaves, policy_errors
 from corollout.policies.read_out import CHUNK, PrefixCredits, ReadOut, read_out_backward
 from corollout.prefix_tree import PrefixTree, merge
 from corollout.rollouts import Engine, Mains
+from corollout.rollouts.policy_calls import call_backward
 from corollout.types import Decisions, Sequences, Trajectories, full_precision
 
 Rows = Int64[Tensor, " row"]
@@ -173,7 +174,7 @@ class PathScoring(Scoring):
             place = self._place[credits.row, credits.step]
             local = replace(credits, row=place, step=torch.zeros_like(place))
             gradient = local.gradient(logits, self._decisions)[:, 0]
-            self._logits.backward(gradient=(scale * gradient).to(self._logits.dtype))
+            call_backward(self._logits, (scale * gradient).to(self._logits.dtype))
 
 
 class SequenceScoring(Scoring):
@@ -267,7 +268,7 @@ class SequenceScoring(Scoring):
                 rows, steps = self._distinct[number], logits.shape[1]
                 decisions = Decisions(*(part[rows, :steps] for part in vars(decisions).values()))
             gradient = credits.gradient(full_precision(logits.detach()), decisions)
-            logits.backward(gradient=(scale * gradient).to(logits.dtype))
+            call_backward(logits, (scale * gradient).to(logits.dtype))
         if finish is not None:
             finish()
 
@@ -283,7 +284,7 @@ class DenseScoring(Scoring):
         self.tokens = int(trajectories.lengths.sum())
 
     def backward(self, scale: float) -> None:
-        self._logits.backward(gradient=(scale * self._gradient).to(self._logits.dtype))
+        call_backward(self._logits, (scale * self._gradient).to(self._logits.dtype))
 
 
 def score_rows(engine: Engine, memory: Any, sequences: Sequences, contexts: Rows) -> Float[Tensor, "row step width"]:

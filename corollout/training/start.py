@@ -334,7 +334,7 @@ def evaluate_run(
 ) -> tuple[Task, Evaluation]:
     """A run's task, and the evaluation of its weights on a split."""
     task, engine = open_run(directory, weights, device, data)
-    return task, task.evaluate(engine, task.split(split), beam)
+    return task, task.evaluate(engine, task.named_split(split), beam)
 
 
 def save_evaluation(directory: Path, split: str, weights: str, evaluation: Evaluation) -> None:

@@ -93,7 +93,7 @@ def test_maximum_likelihood_alone_and_a_result_without_any_record(corollout, tmp
         (["nowhere"], "nowhere is not a run directory"),
         (["arsm-0", "--by", "hours"], "--by must be one of seconds, tokens, updates"),
         (["arsm-0", "sc-0", "--labels", "a"], "2 runs but 1 labels"),
-        (["arsm-0", "other"], "their tasks are 'karel' and 'captions'"),
+        (["arsm-0", "other"], "one is of the task 'karel', the other is of the task 'captions'"),
         (["arsm-0", "silent"], "silent has no complete evaluation in metrics.jsonl"),
         (["arsm-0", "--out", "full"], "full is not empty"),
         (["arsm-0", "--out", "file"], "cannot use the folder file"),

@@ -80,7 +80,7 @@ def test_own_runs_that_cannot_be_compared(runs: list[Path], tmp_path: Path):
         fit(make_mle_trainer(), run, Schedule("updates", 1, 1), lambda: {"accuracy": 1.0}, "accuracy")
     for others, said in (
         ([tmp_path / "loss"], "they were evaluated by 'reward' and 'accuracy'"),
-        ([make_run(tmp_path / "karel", "sc")], "their tasks are None and 'karel'"),
+        ([make_run(tmp_path / "karel", "sc")], "one was made without a task, the other is of the task 'karel'"),
     ):
         with pytest.raises(InputError, match=said):
             compare(group_runs([runs[0], *others]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from corollout.errors import PolicyError
 from corollout.noise import SET, Noise, conditional_gumbels, exponential
-from corollout.policies import RecurrentPolicy, TokenEncoder
+from corollout.policies import RecurrentPolicy, TokenEncoder, protocol
 from corollout.policies.protocol import SOFTMAX, select
 from corollout.rollouts import Engine, Mains
 from corollout.trees import Tree, balanced_tree, huffman_tree, permuted
@@ -253,6 +253,16 @@ def test_the_compiled_search_for_the_first_tokens_equals_that_by_levels(name: st
         assert bool(first.valid.all())
         if dtype == torch.float64:  # where rounding decides no order
             assert torch.equal(first.tokens, tokens)
+
+
+def test_ranks_do_not_depend_on_how_many_rows_are_perturbed_at_once(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    outputs, log_prob = torch.randn(5, 7), torch.randn(5, dtype=torch.float64)
+    arguments = outputs, log_prob, log_prob + 1, torch.arange(5), torch.arange(5), 3
+    whole = SOFTMAX.perturbed(*arguments)
+    monkeypatch.setattr(protocol, "_PERTURBED", 14)
+    for one, other in zip(whole, SOFTMAX.perturbed(*arguments), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_ranks_of_a_softmax_are_its_formula():

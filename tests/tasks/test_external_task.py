@@ -60,7 +60,7 @@ def test_a_task_is_found_by_import_path_and_entry_point(folder: Path, monkeypatc
         (None, "unknown task None"),
         ("nowhere.task", "cannot import 'nowhere.task'"),
         ("reverse:TASKS", "the module 'reverse' has no 'TASKS'"),
-        ("reverse:Reverse", "is a .*, not a corollout.tasks.task.TaskSpec"),
+        ("reverse:Reverse", "'reverse:Reverse' is not a task: name a corollout.tasks.task.TaskSpec"),
         ("json.decoder", "the module 'json.decoder' has no 'TASK'"),
     ],
 )
@@ -179,6 +179,16 @@ def test_a_run_made_in_python_works_with_every_command(folder: Path):
     output("finetune", "mine", "--out", "tuned", "--estimator", "sc", "--budget", 1, "--batch-size", 3)
     said = "mine was made in Python, and is continued there: open it with Run.open('mine', resume=True)"
     assert said in refusal("finetune", "--resume", "--out", "mine")
+
+
+def test_a_split_that_the_task_does_not_have(folder: Path, task: Task):
+    output("pretrain", "reverse:TASK", "--out", "mle", "--epochs", "1")
+    for command in ("evaluate", "generate", "inspect"):
+        said = refusal(command, "mle", "--split", "tests")
+        assert said == "there is no split 'tests': choose one of train, val, test"
+    task.split = lambda name: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ZeroDivisionError):  # what fails for a split that there is, is told as it is
+        task.named_split("val")
 
 
 def test_a_run_without_a_task_can_be_compared(folder: Path):

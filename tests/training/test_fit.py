@@ -299,3 +299,16 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path):
 def test_a_schedule_without_length_is_refused():
     with pytest.raises(InputError, match="training for 0 updates"):
         Schedule("updates", 0, 1)
+
+
+def test_updates_are_reported_with_a_run_and_without(tmp_path: Path):
+    seen: list[Event] = []
+    trainer = make_trainer("rloo-2", on_event=seen.append)
+    trainer.train(updates=2)
+    assert [(event.kind, event.record["update"]) for event in seen] == [("update", 1), ("update", 2)]
+    for total in (4, 6):  # a run that is made longer reports to its own directory only
+        with Run.create(tmp_path / str(total), {}) as run:
+            fit(trainer, run, Schedule("updates", total, 10), lambda: {"score": 0.0}, "score")
+        assert [record["update"] for record in run.records("update")] == [total - 1, total]
+    assert [event.record["update"] for event in seen if event.kind == "update"] == [1, 2, 3, 4, 5, 6]
+    assert {event.kind for event in seen} == {"update", "evaluation"}

@@ -1,5 +1,6 @@
 """The optimisers of runs: fused where that is possible, and equal to the plain ones."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from corollout.training import start
 from corollout.training.checkpoints import State, read_checkpoint
-from corollout.training.optimizers import make_adam
+from corollout.training.optimizers import largest_change, make_adam
 from corollout.training.settings import FinetuneSettings, MachineSettings
 from corollout.training.start import create_finetuning, resume_run
 from tests.support.small_karel import small_run
@@ -77,3 +78,32 @@ def test_a_run_that_began_without_it_becomes_fused(
     shutil.rmtree(old / "checkpoints" / "step-00000003")
     assert resume_run(old)["updates"] == 3
     assert groups(last(old)) == [True]
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.0, 0.99)])
+def test_no_step_of_adam_changes_a_parameter_by_more_than_is_said(betas: tuple[float, float]):
+    """Also after gradients as large as they get, small ones, and none."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.nn.Parameter(torch.zeros(500))
+    optimizer = torch.optim.Adam([weights], lr=0.1, betas=betas)
+    bound, largest = largest_change(optimizer), 0.0
+    sizes = torch.tensor([0.0, 1e-30, 1e-8, 1.0, 1.0, 1e10, 1e29])
+    for number in range(60):
+        size = sizes[torch.randint(len(sizes), (500,), generator=generator)] if number > 5 else torch.tensor(1e-8)
+        weights.grad = size * (2 * torch.randint(2, (500,), generator=generator) - 1)
+        before = weights.detach().clone()
+        optimizer.step()
+        largest = max(largest, float((weights.detach() - before).abs().max()))
+    assert 0.05 < largest <= bound
+    assert bool(weights.isfinite().all())
+
+
+def test_what_other_optimisers_do_is_not_known():
+    weights = torch.nn.Parameter(torch.zeros(3))
+    assert largest_change(torch.optim.SGD([weights], lr=0.1)) == math.inf
+    assert largest_change(torch.optim.Adam([weights], weight_decay=0.1)) == math.inf
+    assert largest_change(torch.optim.Adam([weights], eps=1e-20)) == math.inf
+    assert largest_change(torch.optim.Adam([weights], betas=(0.99, 0.9))) == math.inf
+    hooked = torch.optim.Adam([weights])
+    hooked.register_step_post_hook(lambda *_: None)
+    assert largest_change(hooked) == math.inf
