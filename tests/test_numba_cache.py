@@ -51,6 +51,7 @@ def test_without_any_place_to_write_there_is_a_private_temporary_cache(package: 
     check(package, start(package, home="/dev/null"))
 
 
+@pytest.mark.prove
 def test_an_installation_that_really_is_read_only(package: Path) -> None:
     drop = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.geteuid() == 0 else []
     if drop and subprocess.run([*drop, "true"], capture_output=True, check=False).returncode:

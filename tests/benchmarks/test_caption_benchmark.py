@@ -35,6 +35,7 @@ def test_a_wrong_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         caption_data.take_batches(tmp_path, TINY)
 
 
+@pytest.mark.prove
 def test_a_stage_is_a_process_that_reports_its_error(tmp_path: Path):
     report = caption_data.measured("import only", tmp_path, TINY)
     assert set(report) == {"seconds", "megabytes"}

@@ -161,6 +161,7 @@ def test_arithmetic_of_a_tiny_karel_network():
 # trees and processes
 
 
+@pytest.mark.prove
 def test_a_worker_is_a_process_that_reports_its_error(folder: Path):
     with WorkerProcess(ROOT) as worker:
         assert worker.ask("limit", threads=1, size=32)["gflops"] > 0
@@ -349,6 +350,7 @@ def test_a_process_that_wants_too_much_is_reported(monkeypatch: pytest.MonkeyPat
     assert {row["peak, GB"] for row in result["table"]} == {"over 15"}
 
 
+@pytest.mark.prove
 def test_peak_memory_is_measured():
     point = Point("reinforce", 2000, 8, 64, 32)
     with fresh_updates.FreshProcesses(quick=False) as processes:

@@ -28,6 +28,7 @@ def test_a_wrong_value_is_noticed(problem: cider.Problem, monkeypatch: pytest.Mo
         cider.check(problem)
 
 
+@pytest.mark.prove
 def test_the_rollouts_of_an_update_are_scored_alike():
     problem = cider.make_problem(cider.QUICK, cider.rolled_out)
     assert len(problem.lists) % cider.IMAGES == 0

@@ -1,8 +1,11 @@
 """One short run, and what the readings of longer ones may be."""
 
+import pytest
+
 from tests.reliability.endurance import LEAST_UPDATES, SUITE, problems
 
 
+@pytest.mark.prove
 def test_a_short_run():
     (outcome,) = SUITE.run(LEAST_UPDATES, 0)
     assert (outcome.cases, outcome.failures) == (LEAST_UPDATES, ())

@@ -60,10 +60,12 @@ def make_auto() -> Auto:
 
 
 def train(trainer: Trainer, updates: int) -> tuple[list[dict[str, Any]], list[Event]]:
-    """Metrics and events up to a number of updates."""
+    """Metrics and other events up to a number of updates."""
     events: list[Event] = []
     trainer.on_event = events.append
-    return [asdict(metrics) for metrics in trainer.run(updates=updates)], events
+    metrics = [asdict(one) for one in trainer.run(updates=updates)]
+    assert [event.record for event in events if event.kind == "update"] == metrics
+    return metrics, [event for event in events if event.kind != "update"]
 
 
 def same_state(one: Trainer, other: Trainer) -> bool:

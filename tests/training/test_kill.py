@@ -16,8 +16,9 @@ from corollout.training.start import create_finetuning, create_pretraining, resu
 from corollout.weights import read_weights
 
 LOOP = Path(__file__).parents[1] / "support" / "kill_loop.py"
-# Some kills of fine-tuning in the normal run, many in the proof.
-KILLS = [2, pytest.param(20, marks=pytest.mark.prove)]
+# A share of the suite ``tests.reliability.kills`` is in the normal run.
+pytestmark = pytest.mark.prove
+KILLS = [20]
 MODEL = ModelSettings(
     largest_world=4, channels=4, blocks=1, pair_width=32, embedding=16, hidden=32, layers=2, max_length=9
 )
@@ -78,8 +79,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert not left
 
 
-@pytest.mark.prove
-@pytest.mark.parametrize("kills", [20])
+@pytest.mark.parametrize("kills", KILLS)
 def test_a_pretraining_that_is_killed_often_ends_with_the_same_weights(tmp_path: Path, data: Path, kills: int):
     for name in ("whole", "killed"):
         new_pretraining(tmp_path / name, data, epochs=6 * kills)
