@@ -29,7 +29,8 @@ from corollout.types import full_precision
 
 NAME = "corollout"
 
-Tokens = Float[Tensor, "head token width"]  # of one flat row
+Tokens = Float[Tensor, "head token _"]  # of one flat row
+Keys = Float[Tensor, "key_head key _"]  # the same of keys and values: of the tokens, or of the encoder's output
 Positions = Int64[Tensor, " token"]
 
 
@@ -68,7 +69,7 @@ class Attention(ABC):
     """The attention of one forward pass."""
 
     @abstractmethod
-    def attend(self, layer: int, crosses: bool, q: Tokens, k: Tokens, v: Tokens, how: How) -> Tokens:
+    def attend(self, layer: int, crosses: bool, q: Tokens, k: Keys, v: Keys, how: How) -> Tokens:
         """What the tokens see; ``crosses`` says that they look at the encoder's output."""
 
     @property
@@ -104,7 +105,7 @@ class WholeAttention(Attention):
     def most_distant(self) -> int:
         return int(self.layout.depth.max()) + 1 if len(self.layout.depth) else 1
 
-    def attend(self, layer: int, crosses: bool, q: Tokens, k: Tokens, v: Tokens, how: How) -> Tokens:
+    def attend(self, layer: int, crosses: bool, q: Tokens, k: Keys, v: Keys, how: How) -> Tokens:
         if crosses:
             keys, values, mask = self._encoder_side(layer, k, v)
         else:
@@ -123,7 +124,7 @@ class WholeAttention(Attention):
         out = _attention(queries, keys, values, mask, bias, how)
         return out.transpose(1, 2)[self.layout.row, self.layout.place].transpose(0, 1)
 
-    def _laid_out(self, flat: Tokens, layout: Layout) -> Float[Tensor, "row head place width"]:
+    def _laid_out(self, flat: Float[Tensor, "head token _"], layout: Layout) -> Float[Tensor, "row head place _"]:
         return layout.spread(flat.transpose(0, 1)).transpose(1, 2)
 
     def _own_mask(self, how: How) -> Bool[Tensor, "row place position"]:
@@ -224,7 +225,7 @@ class StepAttention(Attention):
     def most_distant(self) -> int:
         return self._path.shape[1]
 
-    def attend(self, layer: int, crosses: bool, q: Tokens, k: Tokens, v: Tokens, how: How) -> Tokens:
+    def attend(self, layer: int, crosses: bool, q: Tokens, k: Keys, v: Keys, how: How) -> Tokens:
         scores: list[Tensor] = []  # of a row's own tokens, of its prompt's
         own = prompted = None
         if not crosses:

@@ -26,7 +26,11 @@ class PolicyGradientConfig(TrainingArguments):
         },
     )  # fmt: skip
     num_generations: int | None = field(
-        default=None, metadata={"help": "Completions of a prompt; by default as many as the estimator draws"}
+        default=None,
+        metadata={
+            "help": "Completions of a prompt, by which batch sizes count; by default as many as the estimator draws "
+            "(an estimator that is named draws its own number)"
+        },
     )
     max_completion_length: int = field(default=256, metadata={"help": "Most tokens of a completion"})
     temperature: float = field(default=1.0, metadata={"help": "Of the policy that is sampled and optimised"})
@@ -68,11 +72,7 @@ class PolicyGradientConfig(TrainingArguments):
         drawn = self.make_estimator().sampler.count
         if self.num_generations is None:
             self.num_generations = drawn
-        elif self.num_generations != drawn:
-            raise InputError(
-                f"estimator {self.estimator!r} draws {drawn} completions of a prompt, but num_generations is "
-                f"{self.num_generations}: leave one of the two out"
-            )
+        require_count("num_generations", self.num_generations)
         if self.per_device_train_batch_size % self.num_generations:
             raise InputError(
                 f"per_device_train_batch_size counts completions: {self.per_device_train_batch_size} is not a multiple "

