@@ -10,6 +10,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PRINTED = {
     "own_model": ["update   1: reward", "of lists never seen before are right", "->"],
     "own_reward_with_workers": ["right 0.", "short -", "mean reward of the most probable formulas"],
+    "language_model": ["mean reward", "say apple: "],
     "discrete_vae": ["arsm", "Gumbel-softmax 0.5", "figure: "],
     "schedule_and_kl": ["fine-tuned freely", "fine-tuned with kl, schedule, average", "sorted right"],
 }
@@ -19,6 +20,7 @@ def test_every_example_is_tried():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
 
 
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
 @pytest.mark.filterwarnings("ignore::corollout.events.TrainingWarning")  # quick runs end before much is learned
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -28,6 +28,7 @@ NEVER = {
     "inspection": "tasks.* sweeps experiments",
     "reports": "tasks.* sweeps experiments",
     "sweeps": "tasks.* experiments",
+    "hf": "tasks.* lab inspection reports sweeps experiments export",
     "export": "tasks.* reports sweeps experiments",
     "cli": "tasks.* experiments.*",
     "": "cli",

@@ -127,6 +127,10 @@ class PolicyGradientTrainer(Trainer):
         """Prompts in an update."""
         return args.prompts_per_device * args.gradient_accumulation_steps
 
+    def prompts(self, rows: Sequence[dict[str, Any]]) -> Tensor:
+        """The prompts of some rows as ``engine.generate`` takes them."""
+        return self._batch([{"number": number, "row": dict(row)} for number, row in enumerate(rows)]).context
+
     def _batch(self, rows: list[Row]) -> Batch:
         most = self.policy.max_positions
         if most is not None and not self.policy.inner.config.is_encoder_decoder:
