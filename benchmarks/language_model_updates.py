@@ -78,7 +78,7 @@ def measure(point: Point, repetitions: int) -> Update:
 
 def make_trainer(point: Point, folder: str, reward: Any, callback: Any, updates: int) -> Any:
     """TRL's trainer or ours with the same arguments; all that costs time without changing the method is off."""
-    from datasets import Dataset
+    Dataset: Any = import_module("datasets").Dataset
 
     model, tokenizer = load(point)
     prompts = make_prompts(point, tokenizer, point.prompts * updates)

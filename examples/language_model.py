@@ -1,4 +1,4 @@
-"""A language model that learns to answer with the word it is asked for: as with TRL, but every token has its own credit.
+"""A language model that learns to answer with the word it is asked for, as with TRL, but with credit for every token.
 
     python examples/language_model.py
 

@@ -47,7 +47,7 @@ def shared_arguments(settings: RunSettings, folder: Path) -> dict[str, Any]:
 
 def prompts_table(examples: Sequence[Example]) -> Any:
     """A ``datasets`` table with the prompts and, for the reward, the index of each example."""
-    from datasets import Dataset
+    Dataset: Any = import_module("datasets").Dataset
 
     return Dataset.from_dict({"prompt": [one.prompt for one in examples], "example": list(range(len(examples)))})
 

@@ -86,7 +86,8 @@ class LanguageModelPolicy(nn.Module, ABC):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
-        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        adapted: Any = model
+        inner: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
         self._inner = (inner,)  # a tuple: it must not be registered as a module a second time
         self._output = OutputLayer(inner)
         self._inside = Inside.of(self._decoder)
@@ -356,7 +357,7 @@ class _Known(EncoderDecoderCache):
         self.cross_attention_cache = SimpleNamespace(layers=[SimpleNamespace(keys=empty, values=empty)] * layers)
         self.self_attention_cache = _Passing()
 
-    def get_seq_length(self, *_: Any) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
 

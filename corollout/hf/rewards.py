@@ -60,7 +60,9 @@ def text_rewards(
     options: Mapping[str, Any] | None = None,
 ) -> WeightedRewards:
     """One or several reward functions, ready for training."""
-    several = list(functions) if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
+    several: list[Any] = (
+        list(functions) if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
+    )
     for function in several:
         if isinstance(function, str) or hasattr(function, "config"):
             raise InputError(

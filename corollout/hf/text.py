@@ -16,7 +16,8 @@ class Text:
     def __init__(self, tokenizer: Any, chat_template: Mapping[str, Any] | None = None):
         if not callable(tokenizer) or not hasattr(tokenizer, "batch_decode"):
             raise InputError(f"processing_class must be a tokenizer of transformers, not {quoted(tokenizer)}")
-        self.tokenizer, self._chat_template = tokenizer, dict(chat_template or {})
+        self.tokenizer: Any = tokenizer
+        self._chat_template = dict(chat_template or {})
 
     def prompt_tokens(self, prompt: Prompt, number: int = 0) -> list[int]:
         """The tokens of a prompt; an error names it by its number."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -80,7 +80,7 @@ class PolicyGradientTrainer(Trainer):
         super().__init__(
             model=module,
             args=args,
-            data_collator=collate,
+            data_collator=cast(Any, collate),
             train_dataset=None if train_dataset is None else PromptRows(train_dataset),
             eval_dataset=_eval_rows(eval_dataset),
             processing_class=tokenizer,
@@ -119,7 +119,7 @@ class PolicyGradientTrainer(Trainer):
             dataset=self.train_dataset,
             description="Training",
             batch_size=self.args.prompts_per_device,
-            sampler_fn=self._get_train_sampler,
+            sampler_fn=cast(Any, self._get_train_sampler),
             is_training=True,
         )
 
@@ -235,7 +235,7 @@ class PolicyGradientTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """What an estimator has learned belongs to a checkpoint, too."""
-        super()._save_optimizer_and_scheduler(output_dir)  # pyright: ignore[reportAttributeAccessIssue]
+        super()._save_optimizer_and_scheduler(output_dir)
         learned = self.estimator.state_dict() if isinstance(self.estimator, Adaptive) else {}
         tensors = {name: tensor.contiguous() for name, tensor in learned.items()}
         safetensors.torch.save_file(tensors, os.path.join(output_dir, f"{_STATE}.safetensors"))
@@ -244,7 +244,7 @@ class PolicyGradientTrainer(Trainer):
         Path(output_dir, f"{_STATE}.json").write_text(text, "utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
+        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         path = Path(checkpoint, f"{_STATE}.json")

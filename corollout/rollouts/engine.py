@@ -98,7 +98,7 @@ class Engine:
         compile_step: str | None = None,
         temperature: float | int = 1.0,
     ):
-        ends = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+        ends: tuple[int, ...] = tuple(eos) if isinstance(eos, Sequence) else (eos,)
         if not ends:
             raise InputError("eos must be a token, or a list of the tokens that end a sequence, not an empty list")
         for name, token in (("bos", bos), *(("eos", end) for end in ends)):
@@ -109,7 +109,7 @@ class Engine:
         self.temperature, self.compile_step = temperature, compile_step
         self.use(policy)
         self.bos, self.ends = bos, ends
-        self.eos = ends[0]
+        self.eos: int = ends[0]
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
         self.drop_every = drop_every

@@ -52,10 +52,11 @@ def batch_of(prompts: list[list[int]]) -> Any:
 
 
 def estimated(engine: Engine, name: str, **options: Any) -> tuple[Estimate, Tensor]:
-    engine.policy.zero_grad()
+    policy: Any = engine.policy
+    policy.zero_grad()
     sample = estimate(engine, batch_of(PROMPTS), reward, name, Noise(3), **options)
     sample.backward()
-    return sample, flat_gradient(engine.policy.parameters())
+    return sample, flat_gradient(policy.parameters())
 
 
 def slow_gradient(engine: Engine, sample: Estimate) -> Tensor:
@@ -245,7 +246,7 @@ def test_places_of_the_store_are_used_again():
     with torch.no_grad():
         state = policy.start(policy.encode(padded(PROMPTS)))
         _, state = policy.step(state, torch.full((4,), policy.bos))
-        store = state.memory.store
+        store, logits = state.memory.store, torch.zeros(0)
         for _ in range(200):
             _, after = policy.step(state, torch.tensor([3, 4, 5, 6]))
             logits, _ = policy.step(after, torch.tensor([7, 7, 7, 7]))
@@ -308,7 +309,8 @@ def test_adapters_are_trained_and_nothing_else():
 
 def slow_adapter_gradient(engine: Engine, sample: Estimate) -> Tensor:
     slow_gradient(engine, sample)
-    return flat_gradient(p for p in engine.policy.parameters() if p.requires_grad)
+    policy: Any = engine.policy
+    return flat_gradient(p for p in policy.parameters() if p.requires_grad)
 
 
 def test_a_policy_is_trained_as_any_other():
