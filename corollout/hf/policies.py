@@ -7,20 +7,18 @@ the same as a forward pass of each whole sequence, to rounding: a policy compare
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from transformers import EncoderDecoderCache
 
 from corollout.errors import CorolloutError, InputError, PolicyError
 from corollout.hf.attention import Attention, Inside, Prompts, StepAttention, WholeAttention, attending
 from corollout.hf.checkpointing import checkpointed
+from corollout.hf.encoder_cache import KnownEncoder
 from corollout.hf.output_layer import OutputLayer
-from corollout.hf.store import Store
+from corollout.hf.states import Memory, State
 from corollout.policies.protocol import evaluation_mode
 from corollout.policies.read_out import ReadOut
 from corollout.prefix_tree import Layout, PrefixTree
@@ -33,48 +31,6 @@ Tokens = Int64[Tensor, " row"]
 
 # How far a policy may be from its model's own forward pass, relative to the largest logit.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Some of the prompts that a model has read; sequences of all of them share one store."""
-
-    prompts: Prompts
-    last: Int64[Tensor, " prompt"]  # the last token of each prompt of a decoder-only model, not read yet
-    number: Rows
-    store: Store = field(default_factory=Store)
-
-    def select(self, rows: Rows) -> "Memory":
-        return Memory(self.prompts, self.last, self.number[rows], self.store)
-
-    def detach(self) -> "Memory":
-        return Memory(self.prompts.detach(), self.last, self.number)
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Where sequences are: the prompt of each, and the places of its tokens in the store."""
-
-    memory: Memory
-    number: Rows
-    path: Int64[Tensor, "row step"]
-
-    def __post_init__(self) -> None:
-        self.memory.store.states.add(self)
-
-    def select(self, rows: Rows) -> "State":
-        return State(self.memory, self.number[rows], self.path[rows])
-
-    @staticmethod
-    def concat(states: "list[State]") -> "State":
-        number, path = (torch.cat([getattr(state, name) for state in states]) for name in ("number", "path"))
-        return State(states[0].memory, number, path)
-
-    def rewind(self, steps: int) -> "State":
-        return State(self.memory, self.number, self.path[:, : self.path.shape[1] - steps])
-
-    def clone(self) -> "State":
-        return self
 
 
 class LanguageModelPolicy(nn.Module, ABC):
@@ -329,7 +285,7 @@ class Seq2SeqPolicy(LanguageModelPolicy):
             attention,
             encoder_hidden_states=nothing,
             encoder_attention_mask=_anything(tokens),
-            past_key_values=_Known(len(list(self._decoder.modules())), nothing),
+            past_key_values=KnownEncoder(len(list(self._decoder.modules())), nothing),
         )
 
     def _first_tokens(self, memory: Memory, number: Rows, tokens: Tokens) -> Tokens:
@@ -344,38 +300,6 @@ class Seq2SeqPolicy(LanguageModelPolicy):
         read = torch.cat([answer.new_tensor([self.bos]), answer[:-1]])[None]
         inputs = {"input_ids": prompt[None], "attention_mask": torch.ones_like(prompt)[None]}
         return self.inner(**inputs, decoder_input_ids=read).logits[0]
-
-
-class _Known(EncoderDecoderCache):
-    """A cache that says of every layer that the encoder's keys and values are known, and shows none: attention has the
-    prompts' (``corollout.hf.attention``). Keys and values of the decoder's own tokens pass through.
-    """
-
-    def __init__(self, layers: int, like: Tensor):
-        empty = like.new_zeros(1, 1, 0, 1)
-        self.is_updated = _Always()
-        self.cross_attention_cache = SimpleNamespace(layers=[SimpleNamespace(keys=empty, values=empty)] * layers)
-        self.self_attention_cache = _Passing()
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-
-class _Always:
-    """A mapping that has True for every layer."""
-
-    def get(self, _: int) -> bool:
-        return True
-
-
-class _Passing:
-    """A cache that keeps nothing."""
-
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return keys, values
-
-    def get_seq_length(self, *_: Any) -> int:
-        return 0
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from corollout.tasks.task import Metric, Share, Z, mean_interval
 from corollout.training.runs import (
     CONFIG,
     KINDS,
+    METRICS,
     Run,
     flat_settings,
     is_of_command,
@@ -107,6 +108,11 @@ def read_run(directory: Path) -> RunResult:
     last = max([*evaluations[-1:], *updates[-1:]], key=lambda r: r["update"], default={})
     totals = summary or {**last, "updates": last.get("update")}
     check_entries(totals, directory / "summary.json", **dict.fromkeys(("updates", "tokens", "seconds"), (int, float)))
+    if summary and updates and updates[-1]["update"] < totals["updates"]:
+        raise InputError(
+            f"{directory / METRICS} ends after update {updates[-1]['update']} of {totals['updates']}: its last lines "
+            f"are lost; restore the file, or leave the run out"
+        )
     return RunResult(directory, run.config, kind, settings, metric, updates, evaluations, splits, totals, bool(summary))
 
 

@@ -1,6 +1,7 @@
 """Reports of runs that were made in Python, without a task: curves, samples and a verdict."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,16 @@ def test_damaged_samples_are_a_sentence(change: dict[str, Any], runs: list[Path]
 def score(*values: float, interval: tuple[float, float] | None = None) -> SplitScore:
     each = np.array(values) if len(values) > 1 else None
     return SplitScore(float(np.mean(values)), None, each, interval=interval)
+
+
+def test_a_run_whose_last_records_are_lost_is_refused(runs: list[Path], tmp_path: Path):
+    short = tmp_path / "short"
+    shutil.copytree(runs[0], short)
+    metrics = short / "metrics.jsonl"
+    lines = metrics.read_text("utf-8").splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if json.loads(line)["update"] < 5), "utf-8")
+    with pytest.raises(InputError, match="ends after update 4 of 6: its last lines are lost"):
+        compare(group_runs([short]))
 
 
 def test_a_verdict_respects_ties():
