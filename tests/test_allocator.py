@@ -30,6 +30,7 @@ def kept_megabytes(prepare: str) -> tuple[str, float]:
     return said, float(megabytes)
 
 
+@pytest.mark.prove
 @glibc
 def test_pages_are_kept_only_if_the_process_wants_it():
     said, kept = kept_megabytes("keep_pages()")

@@ -182,8 +182,6 @@ ALL = pytest.mark.prove  # every estimator: some minutes
     ("task", "estimators"),
     [
         ("karel", ["arsm", "auto:estimates=2"]),
-        ("captions", ["ars-2", "set-3:baseline=fitted"]),
-        ("tree", ["bt-arsm", "rloo-3:baseline=fitted"]),
         pytest.param("karel", ESTIMATORS, marks=ALL),
         pytest.param("captions", ESTIMATORS, marks=ALL),
         pytest.param("tree", TREE_ESTIMATORS, marks=ALL),

@@ -45,6 +45,7 @@ def check(package: Path, found: dict[str, str | bool | None]) -> None:
     assert not Path(str(found["cache"])).exists()  # any more
 
 
+@pytest.mark.prove
 def test_without_any_place_to_write_there_is_a_private_temporary_cache(package: Path) -> None:
     for folder in (path for path in package.rglob("*") if path.is_dir()):
         (folder / "__pycache__").touch()  # not even root makes a folder here

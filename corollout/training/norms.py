@@ -89,8 +89,15 @@ def sum_of_squares(numbers):
     for start in range(0, len(numbers), _TOGETHER):
         some = numbers[start : start + _TOGETHER]
         part = np.float64(_squares(some))
-        total += part if _LEAST_SUM < part < _MOST_SUM else _squares_in_double(some)
+        total += part if is_safe(part) else _squares_in_double(some)
     return total
+
+
+@no_type_check
+@numba.njit(cache=True, nogil=True)
+def is_safe(squares):
+    """Whether a sum of some thousand squares in single precision is right: none of them over- or underflowed much."""
+    return _LEAST_SUM < squares < _MOST_SUM
 
 
 @no_type_check

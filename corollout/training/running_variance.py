@@ -12,7 +12,7 @@ from corollout.errors import InputError
 from corollout.noise import Noise, bits
 from corollout.numba_cache import numba
 from corollout.training.base import Gradient, flat_gradient
-from corollout.training.norms import addresses, can_loop, memory_order, numbers_at, sum_of_squares, total_norm
+from corollout.training.norms import addresses, can_loop, is_safe, memory_order, numbers_at, sum_of_squares, total_norm
 
 WIDTH = 1 << 16
 # The same for every run: variances of different runs have the same error in common, and a state fits any seed.
@@ -93,8 +93,7 @@ _PIECE = 1 << 12
 def _fold(at, sizes, like, first, signs, offsets, flips, sketch):
     """Add gradients, of which the first blocks are given, to a sketch; return the sum of their squares.
 
-    Squares come first: that loop only reads, and nothing fetches numbers from memory faster. Where they are zero, as
-    in the embeddings of words that did not occur, there is nothing to add.
+    Where all numbers are zero, as in the embeddings of words that did not occur, there is nothing to add.
     """
     width, total = len(signs), 0.0
     size = min(width, _PIECE)  # powers of two: a piece has only one block
@@ -102,23 +101,27 @@ def _fold(at, sizes, like, first, signs, offsets, flips, sketch):
         gradient = numbers_at(at[k], sizes[k], like)
         for start in range(0, len(gradient), size):
             piece = gradient[start : start + size]
-            square = sum_of_squares(piece)
-            total += square
-            if square == 0:
+            if piece[0] == 0 and piece[-1] == 0 and sum_of_squares(piece) == 0:
                 continue
             block, sign = first[k] + start // width, signs[start % width :]
             place = (offsets[block] + start) % width
             before = min(len(piece), width - place)  # the end of the sketch, where the rest begins anew
-            _add(sketch[place:], piece[:before], sign, flips[block])
-            _add(sketch, piece[before:], sign[before:], flips[block])
+            square = _add(sketch[place:], piece[:before], sign, flips[block])
+            square += _add(sketch, piece[before:], sign[before:], flips[block])
+            total += square if is_safe(square) else sum_of_squares(piece)
     return total
 
 
 @no_type_check
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 def _add(sketch, piece, signs, flip):
+    """Add a piece to the sketch; return the sum of its squares, in its own precision."""
+    total = piece.dtype.type(0)
     for i in range(len(piece)):
-        sketch[i] += flip * signs[i] * piece[i]
+        number = piece[i]
+        total += number * number
+        sketch[i] += flip * signs[i] * number
+    return np.float64(total)
 
 
 def _random(index: Tensor, label: int, below: int) -> Tensor:

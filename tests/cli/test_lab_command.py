@@ -71,6 +71,7 @@ def test_a_lab_prints_and_writes_everything(runs: Path):
     assert "other settings (seed: 0, now 3)" in refusal(*arguments, "--seed", "3")
 
 
+@pytest.mark.prove
 def test_several_points(runs: Path):
     points = ["--weights", "start", "--at", "last"]
     out = output("lab", "rloo", *FEW[2:], *points, "--estimators", "rloo-2 sc", "--threads", "1", "--out", "several")

@@ -7,6 +7,6 @@ from tests.reliability.readers import SUITE
 
 @pytest.mark.filterwarnings("default")
 def test_a_share_of_the_readers():
-    outcomes = list(SUITE.run(300, 1))
-    assert sum(outcome.cases for outcome in outcomes) == 300
+    outcomes = list(SUITE.run(150, 1))
+    assert sum(outcome.cases for outcome in outcomes) == 150
     assert not [failure for outcome in outcomes for failure in outcome.failures]

@@ -38,7 +38,13 @@ def test_jobs_wait_for_others_and_report_their_events(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize(("how", "said"), [("", "bad failed: this cannot work"), ("die", "bad failed: signal SIGKILL")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("", "bad failed: this cannot work"),
+        pytest.param("die", "bad failed: signal SIGKILL", marks=pytest.mark.prove),
+    ],
+)
 def test_a_job_that_fails_stops_the_others(tmp_path: Path, how: str, said: str):
     started = tmp_path / "started"
     jobs = [Job("good", f"{HERE}:sleep", {"file": str(started)}), Job("bad", f"{HERE}:fail", {"how": how})]

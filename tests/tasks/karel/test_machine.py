@@ -1,6 +1,6 @@
 """The compiled machine does what the simple interpreter does, for programs and all other tokens, inside its arrays.
 
-``COROLLOUT_FUZZ`` is the number of sequences of the fuzz tests: 1,000, or 100,000 in ``make prove``.
+``COROLLOUT_FUZZ`` is the number of sequences of the fuzz tests: 500, or 100,000 in ``make prove``.
 """
 
 import os
@@ -23,7 +23,7 @@ from corollout.tasks.karel.machine import OK, STATUS, TICKS, Programs, compile_p
 from corollout.tasks.karel.world import World, same_state
 from tests.support.karel_strategies import programs, worlds
 
-FUZZ = int(os.environ.get("COROLLOUT_FUZZ", "1000"))
+FUZZ = int(os.environ.get("COROLLOUT_FUZZ", "500"))
 OPEN = World(3, 3, (1, 1, 0))
 SIDE = 18
 MARK = 91  # around guarded arrays
