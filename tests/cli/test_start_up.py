@@ -98,7 +98,16 @@ def test_the_package_is_imported_lazily_and_has_all_its_names() -> None:
     assert kinds == ("function", "function", "type", "module")
 
 
-@pytest.mark.parametrize("package", ["training", "lab", "tasks.karel", "tasks.captioning", "estimators", "policies"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("training", "tasks.karel"),
+        *(
+            pytest.param(name, marks=pytest.mark.prove)
+            for name in ("lab", "tasks.captioning", "estimators", "policies")
+        ),
+    ],
+)
 def test_names_of_packages_are_what_they_say_whatever_is_imported_first(package: str) -> None:
     # A module that is imported becomes an attribute of its package, which must not hide a name.
     script = f"""

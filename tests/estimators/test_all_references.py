@@ -178,7 +178,7 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @both_dtypes
-@pytest.mark.parametrize("margin", [None, 3e-6])
+@pytest.mark.parametrize("margin", [None, pytest.param(3e-6, marks=pytest.mark.prove)])
 def test_limits_and_doubts_decide_as_logarithms_do(
     dtype: torch.dtype, margin: float | None, few_candidates: list[float], monkeypatch: pytest.MonkeyPatch
 ):
