@@ -12,7 +12,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
 from corollout.numba_cache import numba
@@ -27,6 +27,15 @@ class Level(NamedTuple):
     nodes: slice  # their places among all nodes
     parent: Int64[Tensor, " node"]  # places in the level before; of the first level: contexts
     token: Int64[Tensor, " node"]  # the last token that was read
+
+
+def places_within(group: Int64[Tensor, " row"], groups: int) -> tuple[Int64[Tensor, " row"], int]:
+    """The place of each row among those of its group, in their order, and how many the largest group has."""
+    order = group.argsort(stable=True)
+    counts = group.bincount(minlength=groups)
+    place, first = torch.empty_like(order), counts.cumsum(0) - counts
+    place[order] = torch.arange(len(order), device=order.device) - first[group[order]]
+    return place, int(counts.max()) if groups else 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Layout:
         causal = torch.ones(width, width, dtype=torch.bool, device=lengths.device).tril()
         return cls(rows, row, place, place, causal.repeat(len(lengths), 1, 1))
 
-    def spread(self, values: Float[Tensor, "node *width"]) -> Float[Tensor, "row place *width"]:
+    def spread(self, values: Shaped[Tensor, "node *width"]) -> Shaped[Tensor, "row place *width"]:
         """Values of the nodes, each at its place; zero where there is no node."""
         rows, places = self.sees.shape[:2]
         return values.new_zeros(rows, places, *values.shape[1:]).index_put((self.row, self.place), values)
@@ -144,13 +153,8 @@ class PrefixTree:
         column = torch.empty(int(self.context.max()) + 1, dtype=torch.int64, device=contexts.device)
         column[contexts] = torch.arange(len(contexts), device=contexts.device)
         row = column[self.context]
-        order = row.argsort(stable=True)
-        counts = row.bincount(minlength=len(contexts))
-        place = torch.empty_like(order)
-        first = counts.cumsum(0) - counts
-        place[order] = torch.arange(len(order), device=order.device) - first[row[order]]
-        width = int(counts.max())
-        seen = torch.zeros(len(self), width, dtype=torch.bool, device=order.device)
+        place, width = places_within(row, len(contexts))
+        seen = torch.zeros(len(self), width, dtype=torch.bool, device=row.device)
         depth = torch.empty_like(place)
         above: slice | None = None
         for number, level in enumerate(self.levels()):
@@ -158,9 +162,9 @@ class PrefixTree:
                 seen[level.nodes] = seen[above][level.parent]
             depth[level.nodes] = number
             above = level.nodes
-            seen[torch.arange(level.nodes.start, level.nodes.stop, device=order.device), place[level.nodes]] = True
+            seen[torch.arange(level.nodes.start, level.nodes.stop, device=row.device), place[level.nodes]] = True
         # Places without a node see themselves: whoever sees nothing would have an attention of NaN.
-        sees = torch.eye(width, dtype=torch.bool, device=order.device).repeat(len(contexts), 1, 1)
+        sees = torch.eye(width, dtype=torch.bool, device=row.device).repeat(len(contexts), 1, 1)
         sees[row, place] = seen
         return Layout(contexts, row, place, depth, sees)
 

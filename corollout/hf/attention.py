@@ -1,9 +1,7 @@
 """Attention in which the sequences of a prompt share what they have in common, for any model of transformers.
 
-Models of transformers ask a registry for the function that computes attention. Ours is registered there under a name of
-its own and used inside :func:`attending` only. A model then reads one flat row of tokens, so that nothing but attention
-knows which token belongs to which sequence, no padding is computed, and every prompt and every shared prefix has its
-keys and values once:
+A model reads one flat row of tokens (``corollout.hf.inside``), so that nothing but attention knows which token belongs
+to which sequence, no padding is computed, and every prompt and every shared prefix has its keys and values once:
 
     WholeAttention    trees of prefixes at once, with gradient: prompts, and the sequences that are scored
     StepAttention     one token for each of some rows, which see their prompts and the tokens that lead to them
@@ -11,27 +9,21 @@ keys and values once:
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from corollout.hf.store import Store
-from corollout.prefix_tree import Layout
+from corollout.prefix_tree import Layout, places_within
 from corollout.types import full_precision
-
-NAME = "corollout"
 
 Tokens = Float[Tensor, "head token _"]  # of one flat row
 Keys = Float[Tensor, "key_head key _"]  # the same of keys and values: of the tokens, or of the encoder's output
-Positions = Int64[Tensor, " token"]
 
 
 class How(NamedTuple):
@@ -42,6 +34,18 @@ class How(NamedTuple):
     softcap: float | None = None  # scores s become softcap · tanh(s / softcap)
     sinks: Float[Tensor, " head"] | None = None  # scores of nothing at all, which only take probability away
     bias: Float[Tensor, "head distance"] | None = None  # added to scores, by how far back a token is
+
+    def scores(self, products: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Scores, from products of queries and keys."""
+        scores = full_precision(products) * self.scaling
+        return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
+
+    def shares(self, scores: Float[Tensor, "... head query key"]) -> Float[Tensor, "... head query key"]:
+        """The softmax of scores, with one of nothing beside the others if there are sinks."""
+        if self.sinks is None:
+            return scores.softmax(-1)
+        nothing = self.sinks[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, nothing], -1).softmax(-1)[..., :-1]
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class WholeAttention(Attention):
 
     ``prompts`` are what the tokens see besides, if there is anything; ``prompt`` says which one belongs to each row of
     the layout. With ``crossing``, only layers that look at the encoder see it. ``seen`` collects keys and values by
-    layer, laid out in rows: those of cross-attention, if there is one, else those of the tokens.
+    layer, laid out in rows, of what later tokens will see as their prompts: of the encoder's output, or of the tokens
+    if there are no prompts yet.
     """
 
     def __init__(
@@ -97,62 +102,80 @@ class WholeAttention(Attention):
         self.layout, self.crossing, self.encoded = layout, crossing, encoded
         self.seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._prompts, self._prompt = prompts, prompt
-        depth = layout.spread(layout.depth.double()).long()
-        self._distance = (depth[:, :, None] - depth[:, None]).clamp(min=0)
-        self._depth = depth
+        self._depth = layout.spread(layout.depth)
+        self._masks: dict[int | None, Tensor] = {}  # by window: the same in all layers that have it
 
     @property
     def most_distant(self) -> int:
         return int(self.layout.depth.max()) + 1 if len(self.layout.depth) else 1
 
+    @cached_property
+    def _distance(self) -> Int64[Tensor, "row place place"]:
+        """How far each place is before another one of its row."""
+        return (self._depth[:, :, None] - self._depth[:, None]).clamp(min=0)
+
     def attend(self, layer: int, crosses: bool, q: Tokens, k: Keys, v: Keys, how: How) -> Tokens:
         if crosses:
-            keys, values, mask = self._encoder_side(layer, k, v)
+            keys, values = self._of_encoder(layer, k, v)
+            mask, bias = self._encoder_mask, None
         else:
             keys, values = self._laid_out(k, self.layout), self._laid_out(v, self.layout)
-            mask = self._own_mask(how)
-            if self.encoded is None and not self.crossing:
+            mask, bias = self._mask(how.window), None
+            if how.bias is not None:
+                bias = how.bias[:, self._distance.clamp(max=how.bias.shape[1] - 1)].transpose(0, 1)
+            if self._prompts is None and not self.crossing:
                 self.seen.setdefault(layer, (keys, values))
-            if self._prompts is not None and not self.crossing:
-                before, seen = self._prompt_side(layer, how)
-                keys, values = (torch.cat(both, 2) for both in zip(before, (keys, values), strict=True))
-                mask = torch.cat([seen, mask], 2)
-        queries = self._laid_out(q, self.layout)
-        bias = None
-        if how.bias is not None and not crosses:
-            bias = how.bias[:, self._distance.clamp(max=how.bias.shape[1] - 1)].transpose(0, 1)
-        out = _attention(queries, keys, values, mask, bias, how)
+            elif not self.crossing:
+                before = self._of_prompts(layer)
+                keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+        out = _attention(self._laid_out(q, self.layout), keys, values, mask, bias, how)
         return out.transpose(1, 2)[self.layout.row, self.layout.place].transpose(0, 1)
+
+    def as_prompts(self, lengths: Int64[Tensor, " prompt"]) -> Prompts:
+        """What was seen, as the prompts of later tokens, so many positions of each."""
+        keys, values = ([self.seen[layer][part] for layer in range(len(self.seen))] for part in (0, 1))
+        return Prompts(keys, values, lengths)
 
     def _laid_out(self, flat: Float[Tensor, "head token _"], layout: Layout) -> Float[Tensor, "row head place _"]:
         return layout.spread(flat.transpose(0, 1)).transpose(1, 2)
 
-    def _own_mask(self, how: How) -> Bool[Tensor, "row place position"]:
-        return self.layout.sees if how.window is None else self.layout.sees & (self._distance < how.window)
+    def _of_prompts(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of each row's prompt."""
+        assert self._prompts is not None
+        assert self._prompt is not None
+        return self._prompts.keys[layer][self._prompt], self._prompts.values[layer][self._prompt]
 
-    def _prompt_side(self, layer: int, how: How) -> tuple[tuple[Tensor, Tensor], Bool[Tensor, "row place position"]]:
-        prompts, prompt = self._prompts, self._prompt
-        assert prompts is not None
-        assert prompt is not None
-        seen = prompts.visible[prompt][:, None].expand(-1, self._depth.shape[1], -1)
-        if how.window is not None:
-            position = prompts.lengths[prompt][:, None] + self._depth
-            back = position[:, :, None] - torch.arange(seen.shape[2], device=position.device)
-            seen = seen & (back < how.window)
-        return (prompts.keys[layer][prompt], prompts.values[layer][prompt]), seen
+    def _of_encoder(self, layer: int, k: Keys, v: Keys) -> tuple[Tensor, Tensor]:
+        if self.encoded is None:
+            return self._of_prompts(layer)
+        # The first look at the encoder's output, one flat row.
+        return self.seen.setdefault(layer, (self._laid_out(k, self.encoded), self._laid_out(v, self.encoded)))
 
-    def _encoder_side(self, layer: int, k: Tokens, v: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        if self.encoded is not None:  # the first look at the encoder's output, one flat row
-            keys, values = self._laid_out(k, self.encoded), self._laid_out(v, self.encoded)
-            keys, values = self.seen.setdefault(layer, (keys, values))
-            lengths = self.encoded.row.bincount(minlength=len(keys))
-        else:
+    def _mask(self, window: int | None) -> Bool[Tensor, "row place position"]:
+        """What each place sees of the prompt, if it sees one, and of its row."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None) -> Bool[Tensor, "row place position"]:
+        own = self.layout.sees if window is None else self.layout.sees & (self._distance < window)
+        if self._prompts is None or self.crossing:
+            return own
+        seen = self._prompts.visible[self._prompt][:, None].expand(-1, own.shape[1], -1)
+        if window is not None:
+            now = self._prompts.lengths[self._prompt][:, None] + self._depth
+            seen = seen & (now[:, :, None] - torch.arange(seen.shape[2], device=now.device) < window)
+        return torch.cat([seen, own], 2)
+
+    @cached_property
+    def _encoder_mask(self) -> Bool[Tensor, "row place position"]:
+        """What each place sees of the encoder's output."""
+        if self.encoded is None:
             assert self._prompts is not None
-            assert self._prompt is not None
-            keys, values = (part[layer][self._prompt] for part in (self._prompts.keys, self._prompts.values))
-            lengths = self._prompts.lengths[self._prompt]
-        mask = torch.arange(keys.shape[2], device=keys.device) < lengths[:, None]
-        return keys, values, mask[:, None].expand(-1, self._depth.shape[1], -1)
+            seen = self._prompts.visible[self._prompt]
+        else:
+            seen = self.encoded.spread(torch.ones_like(self.encoded.row, dtype=torch.bool))
+        return seen[:, None].expand(-1, self._depth.shape[1], -1)
 
 
 def _attention(
@@ -174,24 +197,12 @@ def _attention(
             added = folded.to(q.dtype).masked_fill(~allowed, -math.inf)
         out = scaled_dot_product_attention(q, k, v, attn_mask=added, scale=how.scaling)
         return out.reshape(rows, heads, queries, v.shape[3])
-    scores = full_precision(q @ k.transpose(2, 3)) * how.scaling
-    if how.softcap is not None:
-        scores = how.softcap * (scores / how.softcap).tanh()
+    scores = how.scores(q @ k.transpose(2, 3))
     if bias is not None:
         scores = scores + bias.reshape(scores.shape)
     scores = scores.masked_fill(~allowed, -math.inf).reshape(rows, heads, queries, -1)
-    shares = _shares(scores, None if how.sinks is None else how.sinks[:, None, None])
-    return (shares.to(v.dtype).reshape(rows, k.shape[1], groups * queries, -1) @ v).reshape(
-        rows, heads, queries, v.shape[3]
-    )
-
-
-def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax over the last dimension, with a score of nothing beside the others if there are sinks."""
-    if sinks is None:
-        return scores.softmax(-1)
-    nothing = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, nothing], -1).softmax(-1)[..., :-1]
+    shares = how.shares(scores).to(v.dtype).reshape(rows, k.shape[1], groups * queries, -1)
+    return (shares @ v).reshape(rows, heads, queries, v.shape[3])
 
 
 class StepAttention(Attention):
@@ -212,12 +223,7 @@ class StepAttention(Attention):
         self._lengths = prompts.lengths[prompt]
         # Rows of a prompt meet its keys together.
         self._asked, group = prompt.unique(return_inverse=True)
-        order = group.argsort(stable=True)
-        counts = group.bincount(minlength=len(self._asked))
-        place = torch.empty_like(group)
-        first = counts.cumsum(0) - counts
-        place[order] = torch.arange(len(group), device=group.device) - first[group[order]]
-        self._group, self._place, self._most = group, place, int(counts.max()) if len(group) else 0
+        self._group, (self._place, self._most) = group, places_within(group, len(self._asked))
         self._all_asked = len(self._asked) == len(prompts.lengths)
         self._seen = prompts.visible[prompt]
 
@@ -231,14 +237,11 @@ class StepAttention(Attention):
         if not crosses:
             self._store.write(layer, self._path[:, -1], k, v)
             keys, own = self._store.read(layer, self._path)  # [key head, row, step, width]
-            scores.append(self._own_scores(full_precision(self._of_own(q, keys.transpose(2, 3))) * how.scaling, how))
+            scores.append(self._own_scores(how.scores(self._of_own(q, keys.transpose(2, 3))), how))
         if crosses or not self._crossing:
             keys, prompted = (self._of_asked(part[layer]) for part in (self._prompts.keys, self._prompts.values))
-            scores.append(
-                self._prompt_scores(full_precision(self._of_prompts(q, keys.transpose(2, 3))) * how.scaling, how)
-            )
-        sinks = None if how.sinks is None else how.sinks[:, None, None]
-        shares = _shares(torch.cat(scores, 2), sinks).to(v.dtype).split([part.shape[2] for part in scores], 2)
+            scores.append(self._prompt_scores(how.scores(self._of_prompts(q, keys.transpose(2, 3))), how))
+        shares = how.shares(torch.cat(scores, 2)).to(v.dtype).split([part.shape[2] for part in scores], 2)
         out = [self._of_own(shares[0], own)] if own is not None else []
         out += [self._of_prompts(shares[-1], prompted)] if prompted is not None else []
         return out[0] if len(out) == 1 else out[0] + out[1]
@@ -263,8 +266,6 @@ class StepAttention(Attention):
         return out[self._group, self._place].transpose(0, 1)
 
     def _own_scores(self, scores: Float[Tensor, "head row step"], how: How) -> Float[Tensor, "head row step"]:
-        if how.softcap is not None:
-            scores = how.softcap * (scores / how.softcap).tanh()
         back = torch.arange(scores.shape[2] - 1, -1, -1, device=scores.device)
         if how.bias is not None:
             scores = scores + how.bias[:, back.clamp(max=how.bias.shape[1] - 1)][:, None]
@@ -275,8 +276,6 @@ class StepAttention(Attention):
     def _prompt_scores(
         self, scores: Float[Tensor, "head row position"], how: How
     ) -> Float[Tensor, "head row position"]:
-        if how.softcap is not None:
-            scores = how.softcap * (scores / how.softcap).tanh()
         seen = self._seen
         if how.window is not None and not self._crossing:
             now = self._lengths + self._path.shape[1] - 1
@@ -285,112 +284,3 @@ class StepAttention(Attention):
 
     def _of_asked(self, part: Tensor) -> Tensor:
         return part if self._all_asked else part[self._asked]
-
-
-# --- inside a model -------------------------------------------------------------------------------------------------
-
-_current: ContextVar[Attention | None] = ContextVar("attention", default=None)
-
-
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
-) -> tuple[Tensor, None]:
-    """What transformers calls: one flat row of tokens, [1, head, token, width] → [1, token, head, width]."""
-    attention = _current.get()
-    if attention is None:
-        raise RuntimeError(f"the attention {NAME!r} works inside corollout.hf.attention.attending only")
-    scaling = options.get("scaling")
-    bias = options.get("position_bias")
-    how = How(
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=options.get("sliding_window"),
-        softcap=options.get("softcap"),
-        sinks=options.get("s_aux"),
-        bias=None if bias is None else bias[0, :, 0],
-    )
-    crosses = not getattr(module, "is_causal", True)
-    out = attention.attend(module.layer_idx, crosses, query[0], key[0], value[0], how)
-    return out.transpose(0, 1)[None].contiguous(), None
-
-
-AttentionInterface.register(NAME, _attend)
-
-
-@dataclass(frozen=True)
-class Inside:
-    """The places of a decoder where attention has to be told what it is about."""
-
-    decoder: nn.Module
-    configs: list[Any] = field(default_factory=list)
-    biases: list[Any] = field(default_factory=list)  # modules that add a bias by distance, as T5's
-    positions: list[Any] = field(
-        default_factory=list
-    )  # embeddings of positions that count tokens themselves, as BART's
-    checkpointed: list[nn.Module] = field(default_factory=list)  # layers that are computed again in the backward pass
-
-    @classmethod
-    def of(cls, decoder: nn.Module) -> "Inside":
-        modules = list(decoder.modules())
-        configs = {id(m.config): m.config for m in modules if hasattr(m, "config")}
-        return cls(
-            decoder,
-            list(configs.values()),
-            [m for m in modules if getattr(m, "has_relative_attention_bias", False)],
-            [m.embed_positions for m in modules if hasattr(m, "embed_positions")],
-            [
-                m
-                for m in modules
-                if hasattr(type(m), "gradient_checkpointing") and hasattr(m, "_gradient_checkpointing_func")
-            ],
-        )
-
-
-@contextmanager
-def attending(inside: Inside, attention: Attention, positions: Positions) -> Generator[None, None, None]:
-    """Inside, a decoder computes this attention for one flat row of tokens at these positions."""
-    token = _current.set(attention)
-    names = [config._attn_implementation for config in inside.configs]
-    replaced: list[tuple[Any, str]] = []
-
-    def replace(module: Any, name: str, function: Callable[..., Any]) -> None:
-        module.__dict__[name] = function
-        replaced.append((module, name))
-
-    try:
-        for config in inside.configs:
-            config._attn_implementation = NAME
-        for module in inside.biases:
-            replace(module, "compute_bias", _bias_by_distance(module, attention.most_distant))
-        for module in inside.positions:
-            replace(module, "forward", _at_positions(module, positions))
-        yield
-    finally:
-        _current.reset(token)
-        for config, name in zip(inside.configs, names, strict=True):
-            config._attn_implementation = name
-        for module, name in replaced:
-            del module.__dict__[name]
-
-
-def _bias_by_distance(module: Any, distances: int) -> Callable[..., Tensor]:
-    def compute_bias(*_: Any, device: Any = None, **__: Any) -> Float[Tensor, "1 head 1 distance"]:
-        weight = module.relative_attention_bias.weight
-        back = -torch.arange(distances, device=weight.device)
-        bucket = module._relative_position_bucket(
-            back,
-            bidirectional=False,
-            num_buckets=module.relative_attention_num_buckets,
-            max_distance=module.relative_attention_max_distance,
-        )
-        return module.relative_attention_bias(bucket).t()[None, :, None]
-
-    return compute_bias
-
-
-def _at_positions(module: Any, positions: Positions) -> Callable[..., Tensor]:
-    original = module.forward
-
-    def forward(*given: Any, **options: Any) -> Tensor:
-        return original(*given, **{**options, "position_ids": positions})
-
-    return forward

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from corollout.hf.attention import Attention, Inside, Positions, attending
+from corollout.hf.attention import Attention
+from corollout.hf.inside import Inside, Positions, attending
 
 
 @contextmanager

@@ -21,10 +21,10 @@ class PolicyGradientConfig(TrainingArguments):
     estimator: str | None = field(
         default=None,
         metadata={
-            "help": "How gradients are estimated: rloo-4, set-4:baseline=fitted, arsm:budget=64; by default rloo with "
-            "num_generations samples"
+            "help": "How gradients are estimated: rloo-4, set-4:baseline=fitted, arsm:budget=64, auto; by default rloo "
+            "with num_generations samples"
         },
-    )  # fmt: skip
+    )
     num_generations: int | None = field(
         default=None,
         metadata={
@@ -60,7 +60,7 @@ class PolicyGradientConfig(TrainingArguments):
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate"})
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps"})
     remove_unused_columns: bool = field(
-        default=False, metadata={"help": "Whether columns are dropped that no reward function could read then"}
+        default=False, metadata={"help": "Must stay False: reward functions read the columns"}
     )
 
     def __post_init__(self) -> None:

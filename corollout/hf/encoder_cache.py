@@ -12,10 +12,11 @@ class KnownEncoder(EncoderDecoderCache):
     prompts' (``corollout.hf.attention``). Keys and values of the decoder's own tokens pass through.
     """
 
-    def __init__(self, layers: int, like: Tensor):
+    def __init__(self, like: Tensor):
         empty = like.new_zeros(1, 1, 0, 1)
-        self.is_updated = _Always()
-        self.cross_attention_cache = SimpleNamespace(layers=[SimpleNamespace(keys=empty, values=empty)] * layers)
+        self.is_updated = _Always(True)
+        layers = _Always(SimpleNamespace(keys=empty, values=empty))
+        self.cross_attention_cache = SimpleNamespace(layers=layers)
         self.self_attention_cache = _Passing()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -23,10 +24,15 @@ class KnownEncoder(EncoderDecoderCache):
 
 
 class _Always:
-    """A mapping that has True for every layer."""
+    """A mapping that has the same for every layer."""
 
-    def get(self, _: int) -> bool:
-        return True
+    def __init__(self, value: Any):
+        self._value = value
+
+    def get(self, _: int) -> Any:
+        return self._value
+
+    __getitem__ = get
 
 
 class _Passing:

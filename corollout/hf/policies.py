@@ -14,9 +14,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from corollout.errors import CorolloutError, InputError, PolicyError
-from corollout.hf.attention import Attention, Inside, Prompts, StepAttention, WholeAttention, attending
+from corollout.hf.attention import Attention, Prompts, StepAttention, WholeAttention
 from corollout.hf.checkpointing import checkpointed
 from corollout.hf.encoder_cache import KnownEncoder
+from corollout.hf.inside import Inside, attending
 from corollout.hf.output_layer import OutputLayer
 from corollout.hf.states import Memory, State
 from corollout.policies.protocol import evaluation_mode
@@ -138,7 +139,7 @@ class LanguageModelPolicy(nn.Module, ABC):
     def _run(
         self, tokens: Tokens, positions: Tokens, attention: Attention, **options: Any
     ) -> Float[Tensor, "token width"]:
-        mask = torch.empty(1, 1, 1, 1, device=tokens.device)  # is passed on as it is, and read by nobody
+        mask = _anything(tokens)
         with attending(self._inside, attention, positions), checkpointed(self._inside, attention, positions):
             outputs = self._decoder(input_ids=tokens[None], attention_mask=mask, use_cache=False, **options)
         return outputs.last_hidden_state[0]
@@ -197,27 +198,14 @@ class CausalLMPolicy(LanguageModelPolicy):
         tokens = context[real]  # one prompt after the other
         is_last = torch.zeros_like(tokens, dtype=torch.bool)
         is_last[lengths.cumsum(0) - 1] = True
+        before, last = tokens[~is_last], tokens[is_last]
         layout = Layout.of_lengths(lengths - 1)
+        if len(before) == 0:  # nothing but last tokens: something has to be read all the same, and is not seen
+            before, layout = last, Layout.of_lengths(lengths)
         attention = WholeAttention(layout)
-        if len(layout.row):
-            self._decode(tokens[~is_last], layout.place, attention)
-        layers = range(len(attention.seen))
-        keys, values = ([attention.seen[layer][part] for layer in layers] for part in (0, 1))
-        if not keys:  # nothing but last tokens
-            keys, values = self._nothing(len(lengths))
-        return Memory(
-            Prompts(keys, values, lengths - 1), tokens[is_last], torch.arange(len(lengths), device=tokens.device)
-        )
-
-    def _nothing(self, rows: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of no position, shaped as those of one."""
-        device = self._output.weight.device
-        attention = WholeAttention(Layout.of_lengths(torch.ones(rows, dtype=torch.int64, device=device)))
-        with torch.no_grad():
-            zeros = torch.zeros(rows, dtype=torch.int64, device=device)
-            self._decode(zeros, zeros, attention)
-        pairs = [attention.seen[layer] for layer in range(len(attention.seen))]
-        return [k[:, :, :0] for k, _ in pairs], [v[:, :, :0] for _, v in pairs]
+        self._decode(before, layout.place, attention)
+        number = torch.arange(len(lengths), device=tokens.device)
+        return Memory(attention.as_prompts(lengths - 1), last, number)
 
     def _decode(self, tokens: Tokens, positions: Tokens, attention: Attention) -> Float[Tensor, "token width"]:
         return self._run(tokens, positions, attention, position_ids=positions[None])
@@ -258,7 +246,7 @@ class Seq2SeqPolicy(LanguageModelPolicy):
         real = context >= 0
         lengths = _lengths(real, None)
         encoded_layout = Layout.of_lengths(lengths)
-        tokens = encoded_layout.spread(context[real].double()).long()
+        tokens = encoded_layout.spread(context[real])
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         encoded = self.inner.get_encoder()(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
         # A look of the start tokens at the encoder's output shows the keys and values of every layer.
@@ -272,9 +260,8 @@ class Seq2SeqPolicy(LanguageModelPolicy):
             encoder_hidden_states=encoded[mask][None],
             encoder_attention_mask=_anything(tokens),
         )
-        layers = range(len(attention.seen))
-        keys, values = ([attention.seen[layer][part] for layer in layers] for part in (0, 1))
-        return Memory(Prompts(keys, values, lengths), zeros, torch.arange(len(lengths), device=tokens.device))
+        number = torch.arange(len(lengths), device=tokens.device)
+        return Memory(attention.as_prompts(lengths), zeros, number)
 
     def _decode(self, tokens: Tokens, positions: Tokens, attention: Attention) -> Float[Tensor, "token width"]:
         width = self._output.weight.shape[1]
@@ -285,7 +272,7 @@ class Seq2SeqPolicy(LanguageModelPolicy):
             attention,
             encoder_hidden_states=nothing,
             encoder_attention_mask=_anything(tokens),
-            past_key_values=KnownEncoder(len(list(self._decoder.modules())), nothing),
+            past_key_values=KnownEncoder(nothing),
         )
 
     def _first_tokens(self, memory: Memory, number: Rows, tokens: Tokens) -> Tokens:
@@ -317,7 +304,7 @@ def _as_policy_errors(name: str) -> Generator[None, None, None]:
 
 
 def _anything(like: Tensor) -> Tensor:
-    """A mask of four dimensions, which models pass on as it is."""
+    """A mask of four dimensions, which models pass on as it is, and nobody reads."""
     return torch.empty(1, 1, 1, 1, device=like.device)
 
 

@@ -17,8 +17,8 @@ class Store:
 
     def __init__(self) -> None:
         self.states: WeakSet[Any] = WeakSet()  # each has a ``path``
-        self._keys: list[Float[Tensor, "head place width"]] = []
-        self._values: list[Float[Tensor, "head place width"]] = []
+        self._keys: dict[int, Float[Tensor, "head place width"]] = {}  # by layer
+        self._values: dict[int, Float[Tensor, "head place width"]] = {}
         self._size = 0
         self._free: Int64[Tensor, " place"] | None = None
 
@@ -42,8 +42,6 @@ class Store:
     def _grow(self, size: int, device: torch.device) -> None:
         assert self._free is not None
         self._free = torch.cat([self._free, torch.arange(self._size, size, device=device)])
-        for parts in (self._keys, self._values):
-            parts[:] = [_grown(part, size) for part in parts]
         self._size = size
 
     def write(
@@ -54,11 +52,10 @@ class Store:
         values: Float[Tensor, "head row width"],
     ) -> None:
         for parts, new in ((self._keys, keys), (self._values, values)):
-            while len(parts) <= layer:
-                parts.append(new.new_zeros(len(new), 0, new.shape[2]))
-            if parts[layer].shape[:1] != new.shape[:1] or parts[layer].shape[1] < self._size:
-                parts[layer] = _grown(parts[layer] if parts[layer].shape[1] else new[:, :0], self._size)
-            parts[layer][:, place] = new
+            part = parts.get(layer, new[:, :0])
+            if part.shape[1] < self._size:
+                part = parts[layer] = _grown(part, self._size)
+            part[:, place] = new
 
     def read(
         self, layer: int, path: Int64[Tensor, "row step"]

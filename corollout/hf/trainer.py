@@ -20,6 +20,7 @@ from corollout.compilation import cpu_time
 from corollout.data import Batch, shuffled
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto
+from corollout.files import check_entries, read_json, write_json
 from corollout.hf.config import PolicyGradientConfig
 from corollout.hf.data import PromptRows, Row, batch_of, collate
 from corollout.hf.loading import load_model, load_tokenizer, without_adapter
@@ -239,9 +240,7 @@ class PolicyGradientTrainer(Trainer):
         learned = self.estimator.state_dict() if isinstance(self.estimator, Adaptive) else {}
         tensors = {name: tensor.contiguous() for name, tensor in learned.items()}
         safetensors.torch.save_file(tensors, os.path.join(output_dir, f"{_STATE}.safetensors"))
-        coefficient = None if self._regulariser is None else self._regulariser.coefficient
-        text = json.dumps({"tokens": self._tokens, "kl": coefficient})
-        Path(output_dir, f"{_STATE}.json").write_text(text, "utf-8")
+        write_json(Path(output_dir, f"{_STATE}.json"), {"tokens": self._tokens})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -249,9 +248,8 @@ class PolicyGradientTrainer(Trainer):
             return
         path = Path(checkpoint, f"{_STATE}.json")
         if not path.is_file():
-            raise InputError(f"{checkpoint} was not written by this trainer: it has no {_STATE}.json")
-        values = json.loads(path.read_text("utf-8"))
-        self._tokens = values["tokens"]
+            raise InputError(f"{checkpoint} was not written by this trainer: it has no {path.name}")
+        self._tokens = check_entries(read_json(path), path, tokens=int)["tokens"]
         if isinstance(self.estimator, Adaptive):
             tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
             self.estimator = self.estimator.load_state_dict(tensors)
