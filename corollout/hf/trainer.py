@@ -1,7 +1,6 @@
 """The trainer for language models: transformers' Trainer, whose gradients are policy gradients."""
 
 import itertools
-import json
 import math
 import os
 from collections import defaultdict
@@ -27,12 +26,15 @@ from corollout.hf.loading import load_model, load_tokenizer, without_adapter
 from corollout.hf.metrics import update_metrics
 from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
 from corollout.hf.rewards import RewardFunction, text_rewards
+from corollout.hf.samples_file import SamplesFile
 from corollout.hf.text import Text
 from corollout.noise import Noise
 from corollout.training.estimates import Estimate, estimate
+from corollout.training.norms import total_norm
 from corollout.training.probes import choose_estimator
 from corollout.training.regularisation import KL, Regulariser
 from corollout.training.samples import Renderer, take_samples
+from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Sampler
 
 _LOGGER = transformers.utils.logging.get_logger(__name__)
@@ -107,6 +109,8 @@ class PolicyGradientTrainer(Trainer):
             self._regulariser = Regulariser(self.engine, kl, args.entropy_weight, reference)
         self._noise = Noise(args.seed)
         self._renderer = Renderer(lambda ids: tokenizer.decode(ids), self.engine.ends)
+        self._samples: SamplesFile | None = None
+        self._watchdog = Watchdog()
         self._tokens = 0  # prompts and completions so far
         self.generated_tokens = 0  # branches included, and no shared prefix twice
         self._checked = False
@@ -177,9 +181,16 @@ class PolicyGradientTrainer(Trainer):
         self._tokens += int((batch.context >= 0).sum()) + int(sample.trajectories.lengths.sum())
         self.generated_tokens += sample.cost.tokens
         metrics = self._metrics["train"]
-        for name, value in update_metrics(sample).items():
+        seen = update_metrics(sample)
+        for name, value in seen.items():
             metrics[name].append(value)
         metrics["num_tokens"] = [float(self._tokens)]
+        if self.accelerator.sync_gradients:  # the gradient of this update is complete
+            norm = total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+            last = Seen(seen["reward"], norm, seen["entropy"], seen["completions/clipped_ratio"])
+            for text in self._watchdog.look(last):
+                _LOGGER.warning(text)
+            self._watchdog.require_rewards(self.state.global_step + 1, self.reward.name)
 
     def _log_metric(self, name: str, value: float) -> None:
         self._metrics["train"][name].append(float(value))
@@ -190,10 +201,9 @@ class PolicyGradientTrainer(Trainer):
             return
         shown = Batch(batch.examples, {"context": [one["prompt"] for one in batch.columns["row"]]})
         record = asdict(take_samples(sample, shown, step + 1, self._renderer))
-        folder = Path(self._get_output_dir(trial=None))
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "samples.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if self._samples is None:
+            self._samples = SamplesFile(Path(self._get_output_dir(trial=None)), step)
+        self._samples.add(record)
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -240,7 +250,7 @@ class PolicyGradientTrainer(Trainer):
         learned = self.estimator.state_dict() if isinstance(self.estimator, Adaptive) else {}
         tensors = {name: tensor.contiguous() for name, tensor in learned.items()}
         safetensors.torch.save_file(tensors, os.path.join(output_dir, f"{_STATE}.safetensors"))
-        write_json(Path(output_dir, f"{_STATE}.json"), {"tokens": self._tokens})
+        write_json(Path(output_dir, f"{_STATE}.json"), {"tokens": self._tokens, "watchdog": self._watchdog.state()})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -249,7 +259,9 @@ class PolicyGradientTrainer(Trainer):
         path = Path(checkpoint, f"{_STATE}.json")
         if not path.is_file():
             raise InputError(f"{checkpoint} was not written by this trainer: it has no {path.name}")
-        self._tokens = check_entries(read_json(path), path, tokens=int)["tokens"]
+        values = check_entries(read_json(path), path, tokens=int, watchdog=dict)
+        self._tokens = values["tokens"]
+        self._watchdog.load(values["watchdog"])
         if isinstance(self.estimator, Adaptive):
             tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
             self.estimator = self.estimator.load_state_dict(tensors)

@@ -204,6 +204,46 @@ def test_samples_have_the_credit_of_every_token(tmp_path: Path):
     assert len(sequence["credit"]) == len(sequence["tokens"])
 
 
+def test_samples_of_a_resumed_training_are_those_of_one_that_was_not_stopped(tmp_path: Path):
+    options: dict[str, Any] = {"samples_steps": 1, "max_steps": 3, "save_strategy": "steps", "save_steps": 2.0}
+    make_trainer(tmp_path, **options).train()
+    whole = (tmp_path / "samples.jsonl").read_bytes()
+    make_trainer(tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert (tmp_path / "samples.jsonl").read_bytes() == whole
+    assert whole.count(b"\n") == 3
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path):
+    (tmp_path / "samples.jsonl").write_text("mine\n")
+    with pytest.raises(InputError, match="exists, and nothing is overwritten"):
+        make_trainer(tmp_path, samples_steps=1).train()
+    assert (tmp_path / "samples.jsonl").read_text() == "mine\n"
+
+
+def test_auto_uses_one_of_its_candidates(tmp_path: Path):
+    trainer = make_trainer(tmp_path, estimator="auto:estimates=2", per_device_train_batch_size=4, max_steps=1)
+    before = trainer.generated_tokens
+    trainer.train()
+    assert trainer.estimator.chosen in trainer.estimator.candidates
+    assert trainer.generated_tokens > before + 4 * 4
+
+
+def test_what_goes_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def constant(completions: list[str], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    said: list[str] = []
+    monkeypatch.setattr("corollout.hf.trainer._LOGGER.warning", said.append)
+    make_trainer(tmp_path, constant, max_steps=20, max_completion_length=2).train()
+    assert any("the gradient has been exactly zero for 20 updates" in text for text in said)
+
+    def nothing(completions: list[str], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    with pytest.raises(RewardError, match="returned None for all sequences of the first 3 updates"):
+        make_trainer(tmp_path, nothing, max_steps=4).train()
+
+
 # Mistakes
 
 
