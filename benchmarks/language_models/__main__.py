@@ -1,4 +1,4 @@
-"""``python -m benchmarks.language_models prepare|pretrain|choose-rates|train|report``, in this order."""
+"""``python -m benchmarks.language_models prepare|pretrain|choose-rates|train|report``, in this order; or ``words``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,8 @@ from benchmarks.language_models.compare import Comparison, choose_rates, train
 from benchmarks.language_models.e2e import read_e2e
 from benchmarks.language_models.matcher_accuracy import foreign_share, matcher_accuracy
 from benchmarks.language_models.pretraining import PretrainingSettings, pretrain
-from benchmarks.language_models.report import NAMES, write_report
+from benchmarks.language_models.report import NAMES, write_report, write_words_report
+from benchmarks.language_models.runs import evaluations, run_in_process
 from benchmarks.language_models.settings import LEARNING_RATES, METHODS, SEEDS, RunSettings
 from benchmarks.language_models.slots import SlotMatcher
 from corollout.errors import CorolloutError, InputError
@@ -138,6 +139,31 @@ def report_command(
     """Write tables, figures and all numbers of the finished runs."""
     page = write_report(comparison(data, out, methods, None, seeds, seconds, 0.0, wall_clock), folder)
     console.print(f"Written to {page.parent}.")
+
+
+@app.command("words")
+def words_command(
+    model: Annotated[Path, typer.Option(help="The folder of a chat model, such as SmolLM2-135M-Instruct.")],
+    out: Out = OUT,
+    methods: Methods = None,
+    rate: Annotated[float, typer.Option(help="The learning rate of all methods.")] = 1e-5,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    seconds: Seconds = 3_600.0,
+    wall_clock: WallClock = False,
+    folder: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("results/language-models-words"),
+) -> None:
+    """Fine-tune a chat model to write exactly so many words, by each method for the same seconds; write the report."""
+    runs = [
+        RunSettings(
+            method, rate, seed, seconds, model, problem="words", clock="wall" if wall_clock else "cpu", prompts=4,
+            max_completion_length=32, dev_examples=64,
+        )
+        for method in methods or ("TRL RLOO", "RLOO", "ARSM")
+    ]  # fmt: skip
+    for settings in runs:
+        last = evaluations(run_in_process(settings, out / "words-runs"))[-1]
+        console.print(f"{settings.method}: sampled {last['sampled']['reward']:.4f} after {last['updates']} updates")
+    console.print(f"Written to {write_words_report(runs, folder, out / 'words-runs').parent}.")
 
 
 if __name__ == "__main__":

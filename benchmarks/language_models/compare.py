@@ -6,6 +6,7 @@ Every step leaves files in the output folder and is skipped where they exist, so
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.language_models.pretraining import Kind
 from benchmarks.language_models.runs import evaluations, run_in_process
@@ -31,6 +32,10 @@ class Comparison:
     @property
     def rates_file(self) -> Path:
         return self.out / "rates.json"
+
+    def known_rates(self) -> dict[str, Any]:
+        """What was chosen so far, and the rewards by which it was."""
+        return read_json(self.rates_file) if self.rates_file.exists() else {"chosen": {}, "rewards": {}}
 
     def folder(self, kind: Kind) -> Path:
         return self.out / f"{kind}-runs"
@@ -67,7 +72,7 @@ class Comparison:
 
 def choose_rates(comparison: Comparison, log: Log) -> dict[str, float]:
     """Each method's best learning rate, by the reward of samples at the end of a short run with the first seed."""
-    known = read_json(comparison.rates_file) if comparison.rates_file.exists() else {"chosen": {}, "rewards": {}}
+    known = comparison.known_rates()
     for method in comparison.methods:
         if method in known["chosen"]:
             continue
@@ -85,6 +90,7 @@ def choose_rates(comparison: Comparison, log: Log) -> dict[str, float]:
             rewards[f"{rate:g}"] = last["sampled"]["reward"]
             log(f"{method}, learning rate {rate:g}: {last['sampled']['reward']:.4f} after {last['updates']} updates")
         best = max(comparison.rates, key=lambda rate: rewards[f"{rate:g}"])
+        known = comparison.known_rates()  # others may have written meanwhile
         known = {
             "chosen": {**known["chosen"], method: best},
             "rewards": {**known["rewards"], method: rewards},

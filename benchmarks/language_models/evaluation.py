@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.language_models.e2e import Example
-from benchmarks.language_models.reward import TextReward
+from benchmarks.language_models.problem import Scorer
 
 DECODINGS = ("greedy", "sampled")
 _SEED = 20_260
 
 
-def fixed_subset(examples: Sequence[Example], count: int) -> list[Example]:
+def fixed_subset(examples: Sequence[Any], count: int) -> list[Any]:
     """So many examples, always the same ones."""
     return random.Random(_SEED).sample(list(examples), min(count, len(examples)))
 
@@ -43,18 +42,16 @@ def decode(
     return texts
 
 
-def evaluate(model: Any, tokenizer: Any, reward: TextReward, max_completion_length: int) -> dict[str, dict[str, float]]:
-    """``{"greedy": {"reward": …, "cider": …, "coverage": …}, "sampled": {…}}``: means over the reward's examples."""
+def evaluate(model: Any, tokenizer: Any, scorer: Scorer, max_completion_length: int) -> dict[str, dict[str, float]]:
+    """``{"greedy": {"reward": …, …}, "sampled": {…}}``: means of all scores over the scorer's examples."""
     was_training = model.training
     model.eval()
-    prompts = [example.prompt for example in reward.examples]
     means: dict[str, dict[str, float]] = {}
     for decoding in DECODINGS:
-        texts = decode(model, tokenizer, prompts, max_completion_length, decoding == "sampled")
-        scores = reward.scores(texts, range(len(texts)))
+        texts = decode(model, tokenizer, scorer.prompts, max_completion_length, decoding == "sampled")
+        scores = scorer.scores(texts, range(len(texts)))
         means[decoding] = {
-            name: sum(getattr(score, name) for score in scores) / len(scores)
-            for name in ("reward", "cider", "coverage")
+            name: sum(getattr(score, name) for score in scores) / len(scores) for name in scorer.measures
         }
     model.train(was_training)
     return means

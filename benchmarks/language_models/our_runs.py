@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.language_models.e2e import Example
 from benchmarks.language_models.settings import METHODS, RunSettings
 from benchmarks.language_models.trl_runs import prompts_table, shared_arguments
 
@@ -14,7 +13,7 @@ def make_our_trainer(
     folder: Path,
     model: Any,
     tokenizer: Any,
-    examples: Sequence[Example],
+    prompts: Sequence[str],
     reward: Callable[..., list[float]],
     callbacks: Sequence[Any],
 ) -> Any:
@@ -25,7 +24,7 @@ def make_our_trainer(
         model=model,
         reward_funcs=reward,
         args=PolicyGradientConfig(estimator=METHODS[settings.method].estimator, **arguments),
-        train_dataset=prompts_table(examples),
+        train_dataset=prompts_table(prompts),
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )

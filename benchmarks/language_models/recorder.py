@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from benchmarks.language_models.evaluation import evaluate
-from benchmarks.language_models.reward import RewardCounter, TextReward
+from benchmarks.language_models.problem import RewardCounter, Scorer
 from benchmarks.language_models.settings import RunSettings
 
 TokenCount = Callable[[], int]
@@ -22,7 +22,7 @@ TokenCount = Callable[[], int]
 
 class Recorder(TrainerCallback):
     def __init__(
-        self, path: Path, settings: RunSettings, reward: TextReward, counter: RewardCounter, tokenizer: Any
+        self, path: Path, settings: RunSettings, reward: Scorer, counter: RewardCounter, tokenizer: Any
     ) -> None:
         self._path, self._settings, self._reward, self._tokenizer = path, settings, reward, tokenizer
         self.counter = counter

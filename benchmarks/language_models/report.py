@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.language_models.compare import Comparison
 from benchmarks.language_models.pretraining import Kind
 from benchmarks.language_models.runs import run_file
-from benchmarks.language_models.settings import METHODS
+from benchmarks.language_models.settings import METHODS, RunSettings
 from benchmarks.language_models.summary import COSTS, MethodSummary, bar_of_trl
 from corollout.errors import InputError
 from corollout.files import read_json, write_file
@@ -28,6 +28,13 @@ AXES = {
     "tokens": ("thousand completion tokens", 1e3),
     "reward_calls": ("thousand reward calls", 1e3),
 }
+E2E_PARTS = {"cider": "CIDEr-D (0 to 10), greedy", "coverage": "slot F1, greedy"}
+WORDS_PARTS = {"exact": "exact, greedy"}
+WORDS_LEAD = (
+    "Sentences with an exact number of words, by a chat model of 135 million weights: TRL's trainer and ours from the "
+    "same weights, with the same prompts, optimizer and seconds of training. Rewards are means over prompts whose "
+    "topics do not occur in training."
+)
 LEAD = (
     "E2E data-to-text: the same weights after maximum likelihood, fine-tuned by TRL's trainers and by ours on the same "
     "reward, half CIDEr-D against all references and half F1 of the slots, for the same seconds of training. Rewards "
@@ -40,7 +47,7 @@ def write_report(comparison: Comparison, folder: Path) -> Path:
     summaries: dict[Kind, dict[str, MethodSummary]] = {kind: read_summaries(comparison, kind) for kind in NAMES}
     if not any(summaries.values()):
         raise InputError(f"{comparison.out} has no finished runs: run the step train first")
-    sections = [section(title, summaries[kind]) for kind, title in NAMES.items() if summaries[kind]]
+    sections = [section(title, summaries[kind], E2E_PARTS) for kind, title in NAMES.items() if summaries[kind]]
     sections.append(settings_of(comparison))
     report = Report(
         "language-models",
@@ -68,27 +75,49 @@ def read_summaries(comparison: Comparison, kind: Kind) -> dict[str, MethodSummar
     return {method: MethodSummary.read(method, of_seeds) for method, of_seeds in files.items()}
 
 
-def section(title: str, methods: Mapping[str, MethodSummary]) -> Section:
-    tables = [final_table(methods)]
+def write_words_report(runs: Sequence[RunSettings], folder: Path, runs_folder: Path) -> Path:
+    """The same for the runs with exact word counts."""
+    files = {settings.method: run_file(runs_folder, settings) for settings in runs}
+    methods = {method: MethodSummary.read(method, [file]) for method, file in files.items() if file.exists()}
+    if not methods:
+        raise InputError(f"{runs_folder} has no finished runs")
+    base = runs[0]
+    shared = {"model": base.model.name, "learning rate": base.learning_rate, **shared_settings(base)}
+    report = Report(
+        "language-models-words",
+        "SmolLM2-135M-Instruct: ours beside TRL",
+        WORDS_LEAD,
+        [section("Exact word counts", methods, WORDS_PARTS), Section("Settings", [Facts(shared)])],
+        manifest(command="python -m benchmarks.language_models words", settings=asdict(base)),
+        {name: one.numbers() for name, one in methods.items()},
+    )
+    page = report.write(folder)
+    write_file(folder / "curves.png", png(curves(methods, "sampled")))
+    return page
+
+
+def section(title: str, methods: Mapping[str, MethodSummary], parts: Mapping[str, str]) -> Section:
+    tables = [final_table(methods, parts)]
     if (bar := bar_of_trl(methods, TRL, "sampled")) is not None:
         tables.append(speed_table(methods, bar))
     return Section(title, tables)
 
 
-def final_table(methods: Mapping[str, MethodSummary]) -> Table:
-    header = ["method", "sampled reward", "greedy reward", "CIDEr-D, greedy", "slot F1, greedy", "updates", "tokens"]
+def final_table(methods: Mapping[str, MethodSummary], parts: Mapping[str, str]) -> Table:
+    """``parts`` are entries of greedy evaluations with their headings."""
+    header = ["method", "sampled reward", "greedy reward", *parts.values(), "updates", "tokens"]
     first = next(iter(methods.values()))
     start = {decoding: first.rewards(decoding)[0].mean for decoding in ("sampled", "greedy")}
-    opening = [first.rewards("greedy", entry)[0].mean for entry in ("cider", "coverage")]
+    opening = [first.rewards("greedy", entry)[0].mean for entry in parts]
     texts = [f"{value:.3f}" for value in (start["sampled"], start["greedy"], *opening)]
-    rows = [["maximum likelihood", *texts, NOTHING, NOTHING]]
+    rows = [["at the start", *texts, NOTHING, NOTHING]]
     for name, one in methods.items():
         rewards = [one.final(decoding).text() for decoding in ("sampled", "greedy")]
-        parts = [one.final("greedy", entry).text() for entry in ("cider", "coverage")]
+        others = [one.final("greedy", entry).text() for entry in parts]
         updates = float(np.mean([run[-1]["updates"] for run in one.runs]))
-        rows.append([name, *rewards, *parts, f"{updates:,.0f}", count_text(one.costs("tokens")[-1])])
+        rows.append([name, *rewards, *others, f"{updates:,.0f}", count_text(one.costs("tokens")[-1])])
     seeds = max(len(one.runs) for one in methods.values())
-    return Table("After all seconds", header, rows, [f"Seeds: {seeds}. CIDEr-D goes from 0 to 10."])
+    return Table("After all seconds", header, rows, [f"Seeds: {seeds}."])
 
 
 def speed_table(methods: Mapping[str, MethodSummary], bar: float) -> Table:
@@ -122,12 +151,17 @@ def settings_of(comparison: Comparison) -> Section:
     table = Table(
         "Learning rates", header, rows, ["Sampled reward after a short run with the first seed; * is chosen."]
     )
-    hidden = ("method", "learning_rate", "seed", "model", "train", "dev")
-    shared = {name: value for name, value in asdict(comparison.base).items() if name not in hidden}
+    shared = shared_settings(comparison.base)
     note = Paragraph(
         "All methods share these settings; AdamW without weight decay, a constant learning rate, no KL term."
     )
     return Section("Settings", [table, note, Facts({**shared, "seconds": comparison.seconds})])
+
+
+def shared_settings(base: RunSettings) -> dict[str, Any]:
+    """What all runs of a report have in common."""
+    hidden = ("method", "learning_rate", "seed", "model", "train", "dev")
+    return {name: value for name, value in asdict(base).items() if name not in hidden}
 
 
 def curves(methods: Mapping[str, MethodSummary], decoding: str) -> Figure:

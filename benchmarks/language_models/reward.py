@@ -9,7 +9,7 @@ the training references. F1 is that of the slots (`slots.py`): a missing slot an
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.language_models.e2e import Example
@@ -29,6 +29,8 @@ class Score(NamedTuple):
 class TextReward:
     """Scores texts for some of the ``examples``; ``train`` gives the document frequencies."""
 
+    measures = Score._fields
+
     def __init__(self, examples: Sequence[Example], train: Sequence[Example]):
         self.examples = examples
         self.matcher = SlotMatcher([*train, *examples])
@@ -42,6 +44,10 @@ class TextReward:
             [[self._ids.setdefault(word, len(self._ids)) for word in words(text)] for text in example.references]
             for example in examples
         ]
+
+    @property
+    def prompts(self) -> list[str]:
+        return [example.prompt for example in self.examples]
 
     def scores(self, texts: Sequence[str], indices: Sequence[int]) -> list[Score]:
         """The score of each text for the example with that index."""
@@ -60,35 +66,3 @@ def mix(cider: float, coverage: float) -> float:
 def words(text: str) -> list[str]:
     """Small letters; signs are words of their own."""
     return _WORD.findall(text.lower())
-
-
-class RewardCounter:
-    """How often a reward was asked for, how many completion tokens it was given, and the rewards of late."""
-
-    def __init__(self) -> None:
-        self.calls = self.tokens = 0
-        self._sum, self._count = 0.0, 0
-
-    def add(self, rewards: Sequence[float], completion_ids: Sequence[Sequence[int]]) -> None:
-        self.calls += len(rewards)
-        self.tokens += sum(map(len, completion_ids))
-        self._sum, self._count = self._sum + sum(rewards), self._count + len(rewards)
-
-    def take_mean(self) -> float | None:
-        """The mean reward since it was last asked for."""
-        mean = self._sum / self._count if self._count else None
-        self._sum, self._count = 0.0, 0
-        return mean
-
-
-def reward_function(reward: TextReward, counter: RewardCounter) -> Callable[..., list[float]]:
-    """A reward with the signature that trainers of language models call; the data have a column ``example``."""
-
-    def cider_and_slots(
-        completions: list[str], completion_ids: list[list[int]], example: list[int], **_: object
-    ) -> list[float]:
-        rewards = [score.reward for score in reward.scores(completions, example)]
-        counter.add(rewards, completion_ids)
-        return rewards
-
-    return cider_and_slots

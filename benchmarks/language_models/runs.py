@@ -9,10 +9,13 @@ from typing import Any
 from benchmarks.language_models.e2e import read_e2e
 from benchmarks.language_models.evaluation import fixed_subset
 from benchmarks.language_models.our_runs import generated_tokens, make_our_trainer
+from benchmarks.language_models.problem import RewardCounter, Scorer, reward_function
 from benchmarks.language_models.recorder import Recorder
-from benchmarks.language_models.reward import RewardCounter, TextReward, reward_function
+from benchmarks.language_models.reward import TextReward
 from benchmarks.language_models.settings import METHODS, RunSettings
 from benchmarks.language_models.trl_runs import make_trl_trainer
+from benchmarks.language_models.words import DEV_TOPICS, TOPICS, WordsScorer, word_examples
+from corollout.errors import InputError
 from corollout.files import read_lines
 from corollout.json_text import decode_json
 
@@ -41,16 +44,15 @@ def run(settings: RunSettings, path: Path) -> None:
     import transformers
 
     torch.set_num_threads(1)
-    train = read_e2e(settings.train)
-    dev = fixed_subset(read_e2e(settings.dev), settings.dev_examples)
     tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
     model = load_model(settings.model)
+    train, dev = scorers(settings, tokenizer)
     counter = RewardCounter()
     unfinished = path.with_suffix(".unfinished")
-    recorder = Recorder(unfinished, settings, TextReward(dev, train), counter, tokenizer)
-    reward = reward_function(TextReward(train, train), counter)
+    recorder = Recorder(unfinished, settings, dev, counter, tokenizer)
+    reward = reward_function(train, counter)
     trainer = MAKERS[METHODS[settings.method].library](
-        settings, path.with_suffix(""), model, tokenizer, train, reward, [recorder]
+        settings, path.with_suffix(""), model, tokenizer, train.prompts, reward, [recorder]
     )
     recorder.count_tokens = lambda: generated_tokens(trainer, counter.tokens)
     trainer.remove_callback(transformers.PrinterCallback)
@@ -59,6 +61,18 @@ def run(settings: RunSettings, path: Path) -> None:
     except RuntimeError as error:  # probabilities that are not numbers
         recorder.fail(error)
     os.replace(unfinished, path)
+
+
+def scorers(settings: RunSettings, tokenizer: Any) -> tuple[Scorer, Scorer]:
+    """Those of the training examples and of a fixed part of the development set."""
+    if settings.problem == "words":
+        train, dev = (word_examples(tokenizer, topics) for topics in (TOPICS, DEV_TOPICS))
+        return WordsScorer(train), WordsScorer(fixed_subset(dev, settings.dev_examples))
+    if settings.train is None or settings.dev is None:
+        raise InputError("the E2E runs need the files of training and of development data")
+    train = read_e2e(settings.train)
+    dev = fixed_subset(read_e2e(settings.dev), settings.dev_examples)
+    return TextReward(train, train), TextReward(dev, train)
 
 
 def load_model(folder: Path) -> Any:

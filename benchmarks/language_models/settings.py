@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 Clock = Literal["cpu", "wall"]
+ProblemName = Literal["e2e", "words"]
 
 
 class Method(NamedTuple):
@@ -35,8 +36,9 @@ class RunSettings:
     seed: int
     seconds: float  # of training: sampling, rewards and updates, without evaluations
     model: Path  # a folder with weights and tokenizer
-    train: Path
-    dev: Path
+    train: Path | None = None  # files of the problem, if it has any
+    dev: Path | None = None
+    problem: ProblemName = "e2e"
     clock: Clock = "cpu"  # CPU time of the process, so that other programs do not matter, or wall-clock time
     prompts: int = 8  # in an update
     completions: int = 4  # of each prompt, for methods that draw a fixed number

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.language_models.e2e import Example
 from benchmarks.language_models.settings import METHODS, RunSettings
 from corollout.errors import InputError
 
@@ -45,11 +44,11 @@ def shared_arguments(settings: RunSettings, folder: Path) -> dict[str, Any]:
     }
 
 
-def prompts_table(examples: Sequence[Example]) -> Any:
+def prompts_table(prompts: Sequence[str]) -> Any:
     """A ``datasets`` table with the prompts and, for the reward, the index of each example."""
     Dataset: Any = import_module("datasets").Dataset
 
-    return Dataset.from_dict({"prompt": [one.prompt for one in examples], "example": list(range(len(examples)))})
+    return Dataset.from_dict({"prompt": list(prompts), "example": list(range(len(prompts)))})
 
 
 def make_trl_trainer(
@@ -57,7 +56,7 @@ def make_trl_trainer(
     folder: Path,
     model: Any,
     tokenizer: Any,
-    examples: Sequence[Example],
+    prompts: Sequence[str],
     reward: Callable[..., list[float]],
     callbacks: Sequence[Any],
 ) -> Any:
@@ -71,7 +70,7 @@ def make_trl_trainer(
         model=model,
         reward_funcs=reward,
         args=make_config(**shared_arguments(settings, folder)),
-        train_dataset=prompts_table(examples),
+        train_dataset=prompts_table(prompts),
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )

@@ -18,11 +18,21 @@ from benchmarks.language_models.e2e import Example, parse_slots, read_e2e
 from benchmarks.language_models.likelihood import Group
 from benchmarks.language_models.matcher_accuracy import foreign_share, matcher_accuracy
 from benchmarks.language_models.pretraining import LOSSES, PretrainingSettings, batches_of_epoch, make_model, tokenized
-from benchmarks.language_models.reward import RewardCounter, TextReward, mix, reward_function
+from benchmarks.language_models.problem import RewardCounter, reward_function
+from benchmarks.language_models.reward import TextReward, mix
 from benchmarks.language_models.settings import RunSettings
 from benchmarks.language_models.slots import SlotMatcher, wrong_values
 from benchmarks.language_models.summary import Estimate, MethodSummary
 from benchmarks.language_models.tokenizer import train_tokenizer
+from benchmarks.language_models.words import (
+    DEV_TOPICS,
+    LENGTHS,
+    TOPICS,
+    WordsExample,
+    WordsScorer,
+    exact_words,
+    rows,
+)
 from corollout.errors import InputError
 
 ROWS = [
@@ -155,6 +165,23 @@ def test_the_reward_is_half_agreement_and_half_coverage(examples: list[Example])
     values = function(completions=[ROWS[0][1]], completion_ids=[[1, 2, 3]], example=[0], prompts=["…"])
     assert values == [best.reward]
     assert (counter.calls, counter.tokens, counter.take_mean(), counter.take_mean()) == (1, 3, best.reward, None)
+
+
+def test_the_number_of_words_is_scored() -> None:
+    scorer = WordsScorer([WordsExample("…", 4)])
+    texts = ["one two three four", "one two three", "one\n two  three four five.", "", "word " * 9]
+    scores = scorer.scores(texts, [0] * len(texts))
+    assert [score.reward for score in scores] == [1.0, 0.75, 0.75, 0.0, 0.0]
+    assert [score.exact for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    assert (
+        exact_words(chats, [4] * len(texts)) == exact_words(texts, [4] * len(texts)) == [one.reward for one in scores]
+    )
+
+
+def test_topics_of_the_development_set_are_new() -> None:
+    assert not set(TOPICS) & set(DEV_TOPICS)
+    assert len({str(row) for row in rows(TOPICS)}) == len(TOPICS) * len(LENGTHS)
 
 
 # maximum likelihood
