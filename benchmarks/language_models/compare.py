@@ -84,6 +84,7 @@ def choose_rates(comparison: Comparison, log: Log) -> dict[str, float]:
                 learning_rate=rate,
                 seed=comparison.seeds[0],
                 seconds=comparison.rate_seconds,
+                evaluations=1,
                 model=comparison.out / "causal" / "model",
             )
             last = evaluations(run_in_process(settings, comparison.out / "rate-runs"))[-1]
