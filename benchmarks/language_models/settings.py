@@ -44,7 +44,7 @@ class RunSettings:
     completions: int = 4  # of each prompt, for methods that draw a fixed number
     max_completion_length: int = 64
     max_grad_norm: float = 1.0
-    evaluations: int = 10  # at equal distances in seconds, besides the one before the first update
+    evaluations: int = 6  # at equal distances in seconds, besides the one before the first update
     dev_examples: int = 200
     most_updates: int = 1_000_000
 
