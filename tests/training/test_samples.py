@@ -102,8 +102,11 @@ def test_text_of_tokens():
 
     renderer = Renderer(words, (EOS,))
     assert renderer.pieces([1, 2, 5, 0], finished=True) == ["a", " b", " e", "<end>"]
-    assert renderer.pieces([3, 4, 1]) == ["c", "d", " a"]
-    assert (renderer.text([1, 2, 0], finished=True), renderer.text([], finished=False)) == ("a b <end>", "")
+    assert renderer.pieces([3, 4, 1]) == ["", "CD", " a"]
+    assert renderer.pieces([], finished=False) == []
+    assert renderer.departure([1, 2, 5, 0], 1, finished=True) == (" b", " e <end>")
+    assert renderer.departure([1, 2, 0], 2, finished=True) == ("<end>", "")
+    assert renderer.departure([1, 2, 3, 4], 2) == (" ", "CD")
     samples, _ = samples_of("arsm", decode=words)
     assert samples.separator == ""
     one = samples.contexts[0].sequences[0]
