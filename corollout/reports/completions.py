@@ -17,7 +17,7 @@ from corollout.files import os_errors, write_file
 from corollout.reports import html
 from corollout.reports.completions_style import SCRIPT, STYLE
 from corollout.reports.credit import CSS, credit_key, reward_pill, reward_tone, small_number, token_strip
-from corollout.reports.tables import reward_text, signed
+from corollout.reports.tables import reward_text
 from corollout.text import shortened
 from corollout.training.samples import Message, SampledBranch, SampledContext, SampledSequence, Samples
 
@@ -57,7 +57,7 @@ def completions_page(records: Sequence[Samples], facts: Mapping[str, Any], curve
     while len(updates) > 2 and sum(map(len, updates)) > _SIZE:
         del updates[1]
     curve = curve or [(record.update, record.reward) for record in records if record.reward is not None]
-    sections = [("The reward", _curve(curve))] if len(curve) > 1 else []
+    sections = [("Reward", _curve(curve))] if len(curve) > 1 else []
     left = "" if len(updates) == len(records) else html.note(f"{len(records) - len(updates)} updates are left out.")
     tools = _tools(records)
     body = f'{_legend(records)}{tools}<div class="groups">{"".join(reversed(updates))}</div>{left}'
@@ -69,7 +69,7 @@ def completions_page(records: Sequence[Samples], facts: Mapping[str, Any], curve
 def _lead(records: Sequence[Samples]) -> str:
     estimators = " and ".join(dict.fromkeys(record.estimator for record in records if record.estimator))
     by = f" by {estimators}" if estimators else ""
-    return f"Completions of a policy, every token in the colour of the credit that it was given{by}."
+    return f"What a model wrote, every token in the colour of its credit{by}."
 
 
 def _legend(records: Sequence[Samples]) -> str:
@@ -117,22 +117,27 @@ def _tools(records: Sequence[Samples]) -> str:
         ("credit", "largest credit first"), ("length", "longest first"),
     ]  # fmt: skip
     filters = [("all", "all prompts"), ("teach", "those that teach"), ("equal", "those with equal rewards")]
+    # Without updates to choose from, prompts have an order of their own all the same.
+    orders[0] = orders[0] if len(records) > 1 else ("update", "as they came")
     choices = "".join(map(_choice, ("Update", "Sort by", "Show"), (updates, orders, filters)))
     return f'<div class="tools" hidden>{choices}<output></output></div>'
 
 
 def _choice(label: str, options: Sequence[tuple[str, str]]) -> str:
+    hidden = " hidden" * (label == "Update" and len(options) == 2)
     items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
-    return f"<label>{escape(label)}<select>{items}</select></label>"
+    return f"<label{hidden}>{escape(label)}<select>{items}</select></label>"
 
 
 def _update(record: Samples, number: int, is_open: bool) -> str:
     groups = "".join(_group(record, context, f"{number}-{place}") for place, context in enumerate(record.contexts))
-    reward = "" if record.reward is None else f", mean reward {record.reward:.3g}"
-    return (
-        f'<details class="update"{" open" if is_open else ""}><summary>Update {record.update:,}{reward}</summary>'
-        f"{groups}</details>\n"
-    )
+    reward = "" if record.reward is None else f"mean reward {record.reward:.3g}"
+    words = ", ".join(filter(None, [_when(record).capitalize(), reward])) or "Completions"
+    return f'<details class="update"{" open" if is_open else ""}><summary>{words}</summary>{groups}</details>\n'
+
+
+def _when(record: Samples) -> str:
+    return f"update {record.update:,}" if record.update else ""
 
 
 def _group(record: Samples, context: SampledContext, name: str) -> str:
@@ -141,7 +146,7 @@ def _group(record: Samples, context: SampledContext, name: str) -> str:
     mean = math.fsum(rewards) / len(rewards) if rewards else None
     largest = max((abs(value) for one in context.sequences for value in one.credit), default=0.0)
     length = max((len(one.tokens) for one in context.sequences), default=0)
-    facts = [f"<b>Update {record.update:,}</b>", f"prompt {context.example}"]
+    facts = [f"<b>Prompt {context.example}</b>"] + ([_when(record)] if record.update else [])
     facts += [] if mean is None else [f"mean reward {reward_text(mean)}"]
     if context.sequence_count > len(context.sequences):
         facts.append(f"{len(context.sequences)} of {context.sequence_count} completions")
@@ -168,7 +173,11 @@ def _numbers(update: int, reward: float | None, credit: float, length: int) -> s
 
 def _prompt(context: SampledContext) -> str:
     messages = "".join(map(_message, context.prompt))
-    columns = ", ".join(f"{escape(name)} <code>{escape(str(value))}</code>" for name, value in context.columns.items())
+    columns = ", ".join(
+        f"{escape(name)} <code>{escape(str(value))}</code>"
+        for name, value in context.columns.items()
+        if value is not None
+    )
     return messages + (f'<p class="columns">{columns}</p>' if columns else "")
 
 
@@ -191,7 +200,8 @@ def _why(record: Samples, context: SampledContext) -> str:
     count = context.sequence_count or len(context.sequences)
     by = record.estimator or "the estimator"
     if branches:
-        who = f"The completion and its {branches} branches all" if count == 1 else f"All {count + branches} sequences"
+        who = "The completion and its" if count == 1 else f"The {count} completions and their"
+        who += f" {branches} branches all"
         reason = "no token made a difference"
     else:
         who, reason = f"All {count} completions", "none is better than the others"
@@ -206,7 +216,7 @@ def _completion(one: SampledSequence, name: str, mean: float | None, largest: fl
     facts = [f"{escape(part)} {'–' if value is None else reward_text(value)}" for part, value in one.rewards.items()]
     if len(facts) == 1:
         facts = [f"by {escape(next(iter(one.rewards)))}"]
-    facts += [] if one.advantage is None else [f"advantage {signed(one.advantage, 3)}"]
+    facts += [] if one.advantage is None else [f"advantage {one.advantage:+.3f}"]
     facts += [f"{len(one.tokens)} token{'s' * (len(one.tokens) != 1)}"]
     facts += [] if one.finished else ["cut at the maximal length"]
     pill = reward_pill(one.reward, reward_tone(one.reward, mean))
@@ -342,5 +352,5 @@ def _curve(curve: Curve) -> str:
     data = {"box": box, "x": [updates[0], updates[-1]], "log": False, "unit": "updates", "series": [series]}
     rows = [[f"{update:,}", f"{reward:.4g}"] for update, reward in points[:: math.ceil(len(points) / 20)]]
     return html.panels(
-        [html.plot("Mean reward of the updates that were kept", drawing, data, ["update", "reward"], rows)]
+        [html.plot("Mean reward of each update whose completions were kept", drawing, data, ["update", "reward"], rows)]
     )

@@ -25,6 +25,8 @@ ol.completions { list-style: none; margin: 0; padding: 0; }
 .completion > .head { margin: 0 0 .35rem; gap: .1rem .9rem; font-size: .88rem; }
 .completion .strip { font-size: 1.02rem; }
 .completion .strip > span { cursor: default; }
+.completion .strip > span.raised { box-shadow: inset 0 -2px rgb(0 114 178 / calc(.15 + var(--c))); }
+.completion .strip > span.lowered { box-shadow: inset 0 -2px rgb(213 94 0 / calc(.15 + var(--c))); }
 .strip a { color: inherit; text-decoration: underline dotted 1.5px #57606a; text-underline-offset: .28em; }
 .strip a:hover, .strip a[aria-expanded=true] { text-decoration: underline solid 2px #1b1f24; }
 .strip > span.chosen { outline: 2px solid #1b1f24; outline-offset: 1px; }
@@ -58,7 +60,7 @@ ul.rows { list-style: none; margin: 0; padding: 0; font-size: .92rem; }
 .tools { display: flex; flex-wrap: wrap; gap: .5rem 1.1rem; align-items: center; font-size: .88rem; color: var(--soft);
          margin: 0 0 1.1rem; padding: .55rem .8rem; background: #fff; border: 1px solid var(--line);
          border-radius: 8px; position: sticky; top: 0; z-index: 3; }
-.tools[hidden], .group[hidden] { display: none; }
+.tools[hidden], .tools label[hidden], .group[hidden] { display: none; }
 .tools label { display: flex; align-items: center; gap: .45rem; }
 .tools select, .close { font: inherit; color: var(--ink); border: 1px solid var(--line); border-radius: 6px;
                         padding: .15rem .4rem; background: #fff; max-width: 15rem; }
@@ -68,9 +70,6 @@ ul.rows { list-style: none; margin: 0; padding: 0; font-size: .92rem; }
          background: #1b1f24; color: #fff; font-size: .8rem; line-height: 1.5; white-space: pre-line;
          font-variant-numeric: tabular-nums; max-width: 16rem; }
 .hover[hidden] { display: none; }
-.scale { display: inline-block; width: 9rem; height: .8rem; border-radius: 3px; vertical-align: middle;
-         background: linear-gradient(90deg, rgb(213 94 0 / .5), rgb(213 94 0 / 0), rgb(0 114 178 / 0),
-                                     rgb(0 114 178 / .5)); border: 1px solid var(--line); }
 @media (max-width: 45rem) {
   .group { padding: .8rem .8rem .2rem; }
   .message { grid-template-columns: 1fr; gap: .1rem; } .role { text-align: left; } .columns { margin-left: 0; }
