@@ -22,7 +22,7 @@ from corollout.text import shortened
 from corollout.training.samples import Message, SampledBranch, SampledContext, SampledSequence, Samples
 
 TITLE = "Where did it go wrong?"
-_SIZE = 8_000_000  # characters of a page that has more than two updates
+_SIZE = 5_000_000  # characters of a page that has more than two updates
 _HEAD = 2000  # characters of a page by which it is recognised
 _POINTS = 400  # of the curve
 _FOLDED = 700  # characters of a message that are not folded away
@@ -299,7 +299,8 @@ def _branch(branch: SampledBranch, reward: float | None, heaviest: float, separa
     kind = "" if branch.kind == "pseudo-action" else f' <span class="kind">{escape(branch.kind)}</span>'
     share = 50 * abs(branch.credit) / heaviest if heaviest else 0.0
     tone = "raised" if branch.credit > 0 else "lowered"
-    meter = f'<span class="meter"><i class="{tone}" style="width:{share:.0f}%"></i></span>{branch.credit:+.2g}'
+    number = f"{branch.credit:+.2g}" if branch.credit else "0"
+    meter = f'<span class="meter"><i class="{tone}" style="width:{share:.0f}%"></i></span>{number}'
     title = f"adds {branch.credit:+.3g} to the credit of the sampled token, weight in the gradient {branch.weight:.3g}"
     return (
         f'<li class="row">{pill}<div>{_taken(branch.token, branch.continuation, separator)}{kind}</div>'

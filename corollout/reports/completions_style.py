@@ -53,10 +53,11 @@ ul.rows { list-style: none; margin: 0; padding: 0; font-size: .92rem; }
                padding-left: .5rem; margin-left: -.5rem; }
 .before { color: #8c959f; } .kind { color: var(--soft); font-size: .78rem; }
 .meter { position: relative; display: inline-block; width: 4rem; height: .5rem; border-radius: 3px;
-         margin-right: .45rem; background: linear-gradient(90deg, #eaeef2 49%, #8c959f 49% 51%, #eaeef2 51%); }
+         background: linear-gradient(90deg, #eaeef2 49%, #8c959f 49% 51%, #eaeef2 51%); }
 .meter i { position: absolute; top: 0; height: 100%; border-radius: 2px; }
 .meter .raised { left: 50%; background: #0072B2; } .meter .lowered { right: 50%; background: #D55E00; }
-.row .number { text-align: right; font-size: .8rem; line-height: 1.5rem; }
+.row .number { display: flex; align-items: center; justify-content: flex-end; font-size: .8rem; line-height: 1.5rem; }
+.row .meter { margin-right: auto; }
 .tools { display: flex; flex-wrap: wrap; gap: .5rem 1.1rem; align-items: center; font-size: .88rem; color: var(--soft);
          margin: 0 0 1.1rem; padding: .55rem .8rem; background: #fff; border: 1px solid var(--line);
          border-radius: 8px; position: sticky; top: 0; z-index: 3; }
@@ -73,7 +74,7 @@ ul.rows { list-style: none; margin: 0; padding: 0; font-size: .92rem; }
 @media (max-width: 45rem) {
   .group { padding: .8rem .8rem .2rem; }
   .message { grid-template-columns: 1fr; gap: .1rem; } .role { text-align: left; } .columns { margin-left: 0; }
-  .row { grid-template-columns: 3.2rem minmax(0, 1fr); } .row .number { grid-column: 2; text-align: left; }
+  .row { grid-template-columns: 3.2rem minmax(0, 1fr); } .row .number { grid-column: 2; }
   .tools { position: static; } .tools output { margin-left: 0; }
 }
 @media print { .tools { display: none; } .group { break-inside: avoid; } }

@@ -269,7 +269,7 @@ def _branch(step: int, branch: Branch, main: MainSequence, renderer: Renderer) -
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
+    return float(f"{value:.5g}") + 0.0  # not −0
 
 
 def _number(value: float) -> float | None:
