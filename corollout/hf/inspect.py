@@ -59,7 +59,7 @@ def inspect_completions(
         return batch_of(some, text, most, policy.read_out_weight.device)
 
     def sample(some: Batch) -> Estimate:
-        return estimate(engine, some, reward, made, Noise(seed))
+        return estimate(engine, some, reward, made, Noise(seed), micro_batch=len(some))  # no graph, no backward pass
 
     return inspect_rows(rows, batch, sample, text.renderer(engine.ends), made, batch_size=batch_size)
 

@@ -42,8 +42,6 @@ class SamplesFile:
             raise InputError(f"{self.page} was not written by a training: choose another output_dir, or remove it")
         if os.path.lexists(self.path):
             write_file(self.path, b"".join(self._lines_until(update)))
-        with os_errors(f"write {self.path}"):
-            self._file = self.path.open("ab", buffering=0)
 
     def _lines_until(self, update: int) -> list[bytes]:
         kept = []
@@ -69,8 +67,9 @@ class SamplesFile:
 
     def add(self, samples: Samples) -> None:
         """Append a record, and write the page anew."""
-        with os_errors(f"write {self.path}", left="its last lines are whole"):
-            append(self._file, (json.dumps(asdict(samples)) + "\n").encode())
+        action = os_errors(f"write {self.path}", left="its last lines are whole")
+        with action, self.path.open("ab", buffering=0) as file:
+            append(file, (json.dumps(asdict(samples)) + "\n").encode())
         self._remember(samples)
         assert self._first is not None
         write_completions_page(self.page, [self._first, *self._last], self._facts, curve=self._curve)

@@ -210,20 +210,19 @@ class PolicyGradientTrainer(Trainer):
 
         def sample(batch: Batch) -> Estimate:
             with self.accelerator.autocast():
-                noise = self._noise.fold(_INSPECTION)
                 return estimate(
-                    self.engine, batch, self.reward, self.estimator, noise, regulariser=self._regulariser
+                    self.engine, batch, self.reward, self.estimator, self._noise.fold(_INSPECTION),
+                    regulariser=self._regulariser, micro_batch=len(batch),
                 )  # fmt: skip
 
-        count = self.args.prompts_per_device
-        return inspect_rows(
-            rows, self._batch, sample, self._renderer, self.estimator, self.state.global_step, max(count, 1)
-        )  # fmt: skip
+        size, step = self.args.prompts_per_device, self.state.global_step
+        return inspect_rows(rows, self._batch, sample, self._renderer, self.estimator, step, size)
 
     def facts(self) -> dict[str, Any]:
-        """What a page of this trainer's completions says about it."""
+        """What a page of this trainer's completions says about it: pages may be published, so no path."""
+        name = getattr(self.policy.inner.config, "_name_or_path", "") or type(self.policy.inner).__name__
         return {
-            "model": getattr(self.policy.inner.config, "_name_or_path", "") or type(self.policy.inner).__name__,
+            "model": Path(name).name if Path(name).is_dir() else name,
             "estimator": self.args.estimator or self.estimator.label,
             "reward": self.reward.name,
             "temperature": f"{self.args.temperature:g}",

@@ -53,14 +53,15 @@ def completions_page(records: Sequence[Samples], facts: Mapping[str, Any], curve
     """
     if not records:
         raise InputError("there are no completions to show: no update has kept any")
-    updates = [_update(record, number, number == len(records) - 1) for number, record in enumerate(records)]
-    while len(updates) > 2 and sum(map(len, updates)) > _SIZE:
-        del updates[1]
     curve = curve or [(record.update, record.reward) for record in records if record.reward is not None]
+    updates = [(record, _update(record, number, number == len(records) - 1)) for number, record in enumerate(records)]
+    while len(updates) > 2 and sum(len(text) for _, text in updates) > _SIZE:
+        del updates[1]
+    left, records = len(records) - len(updates), [record for record, _ in updates]
     sections = [("Reward", _curve(curve))] if len(curve) > 1 else []
-    left = "" if len(updates) == len(records) else html.note(f"{len(records) - len(updates)} updates are left out.")
-    tools = _tools(records)
-    body = f'{_legend(records)}{tools}<div class="groups">{"".join(reversed(updates))}</div>{left}'
+    groups = "".join(text for _, text in reversed(updates))
+    body = f'{_legend(records)}{_tools(records)}<div class="groups">{groups}</div>'
+    body += html.note(f"{left} update{'s' * (left > 1)} between them left out." if left else "")
     sections += [("Completions", html.tiles(_totals(records)) + body)]
     sections += [("How this was made", html.facts(facts))] if facts else []
     return html.page(TITLE, _lead(records), sections, CSS + STYLE, SCRIPT)

@@ -35,7 +35,7 @@ class Branch:
     kind: Literal["pseudo-action", "greedy", "completion"]
     sequence: list[int]  # with the end token
     reward: float
-    gap: float  # its reward minus that of its main sequence, both without their penalties; NaN if one was skipped
+    gap: float  # its reward minus that of its main sequence, both less their penalties; NaN if one was skipped
     coefficients: Callable[[], Coefficients] = field(repr=False)  # not stored, because there may be thousands
 
     @cached_property
