@@ -90,6 +90,11 @@ class LanguageModelPolicy(nn.Module, ABC):
         """An engine that samples from this policy: ``max_length`` counts generated tokens."""
         return Engine(self, bos=self.bos, eos=self.eos, max_length=max_length, **options)
 
+    def prompt_room(self, max_length: int) -> int | None:
+        """The most tokens that a prompt may have if so many are generated; None if there is no limit."""
+        shared = 0 if self.inner.config.is_encoder_decoder else max_length
+        return None if self.max_positions is None else self.max_positions - shared
+
     def start(self, memory: Memory) -> State:
         return State(
             memory, memory.number, torch.empty(len(memory.number), 0, dtype=torch.int64, device=memory.number.device)
