@@ -1,52 +1,38 @@
-"""A language model that learns to answer with the word it is asked for, as with TRL, but with credit for every token.
+"""A chat model learns to write sentences of an exact length, with credit for every token.
 
-    python examples/language_model.py
+    python examples/language_model.py [MODEL] [FOLDER]
 
-The model is tiny and has random weights, so that nothing is downloaded. With a real one, ``model`` is a name, such as
-"HuggingFaceTB/SmolLM2-135M-Instruct", and neither tokenizer nor configuration is needed.
+MODEL is a name or a folder; FOLDER gets checkpoints, the weights, and ``completions.html``, a page that shows where
+completions went wrong. Needs the extra ``hf``, and minutes or hours, as the model is small or large.
 """
 
-import tempfile
-
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+import sys
+from typing import Any
 
 from corollout.hf import PolicyGradientConfig, PolicyGradientTrainer
 
-WORDS = ["<pad>", "<s>", "</s>", "say", "apple", "pear", "plum", "fig", "grape", "lemon"]
+TOPICS = "rivers", "bread", "winter", "trains", "music", "bees", "chess", "bridges", "coffee", "libraries"
 
 
-def says_the_word(completions: list[str], word: list[str], **_: object) -> list[float]:
-    """The share of the completion that is the word; columns of the data arrive by their names."""
-    answers = [completion.split() for completion in completions]
-    return [answer.count(one) / max(len(answer), 1) for answer, one in zip(answers, word, strict=True)]
+def right_length(completions: list[Any], words: list[int], **_: Any) -> list[float]:
+    """Near 1 if the number of words is nearly right; columns of the data arrive by their names."""
+    counts = [len(messages[-1]["content"].split()) for messages in completions]
+    return [max(0.0, 1 - abs(count - wanted) / wanted) for count, wanted in zip(counts, words, strict=True)]
 
 
-def main(quick: bool = False) -> None:
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    rows = [{"prompt": f"say {word}", "word": word} for word in WORDS[4:]]
-    with tempfile.TemporaryDirectory() as folder:
-        args = PolicyGradientConfig(
-            folder, estimator="arsm:budget=60", per_device_train_batch_size=6, max_completion_length=4,
-            max_steps=5 if quick else 150, learning_rate=3e-3, lr_scheduler_type="constant", logging_steps=1.0,
-            report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no",
-        )  # fmt: skip
-        trainer = PolicyGradientTrainer(
-            LlamaForCausalLM(config), says_the_word, args, train_dataset=rows, processing_class=tokenizer
-        )
-        trainer.train()
-    rewards = [record["reward"] for record in trainer.state.log_history if "reward" in record]
-    print(f"mean reward {sum(rewards[:5]) / 5:.2f} -> {sum(rewards[-5:]) / 5:.2f}")
-    answers = trainer.engine.generate(trainer.prompts(rows), mode="greedy")
-    for row, (answer, *_) in zip(rows, answers, strict=True):
-        print(f"{row['prompt']}: {tokenizer.decode(answer.tokens)}")
+def main(model: str = "HuggingFaceTB/SmolLM2-135M-Instruct", folder: str = "sentences", **options: Any) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Write a sentence about {topic} in {words} words."}], "words": words}
+        for topic in TOPICS
+        for words in range(5, 13)
+    ]
+    settings = {"max_steps": 200, "max_completion_length": 32, "learning_rate": 1e-5} | options
+    args = PolicyGradientConfig(folder, estimator="rloo-4", samples_steps=10, report_to="none", **settings)
+    trainer = PolicyGradientTrainer(model, right_length, args, train_dataset=rows)
+    trainer.train()
+    trainer.save_model()
+    print(f"The weights are in {folder}; what was written, and the credit of every token: {folder}/completions.html")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -10,14 +10,13 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PRINTED = {
     "own_model": ["update   1: reward", "of lists never seen before are right", "->"],
     "own_reward_with_workers": ["right 0.", "short -", "mean reward of the most probable formulas"],
-    "language_model": ["mean reward", "say apple: "],
     "discrete_vae": ["arsm", "Gumbel-softmax 0.5", "figure: "],
     "schedule_and_kl": ["fine-tuned freely", "fine-tuned with kl, schedule, average", "sorted right"],
 }
 
 
 def test_every_example_is_tried():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "language_model"}
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
@@ -30,3 +29,18 @@ def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert all(words in text for words in PRINTED[name])
     assert all(path.stat().st_size > 10_000 for path in figure.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:transformers")
+def test_the_example_with_a_language_model_leaves_weights_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("transformers")
+    from examples.language_model import main
+    from tests.support.tiny_models import save_tiny_model
+
+    model, out = save_tiny_model(tmp_path / "model"), tmp_path / "sentences"
+    main(str(model), str(out), max_steps=2, max_completion_length=4, use_cpu=True, disable_tqdm=True)
+    assert f"{out}/completions.html" in capsys.readouterr().out
+    assert "<html" in (out / "completions.html").read_text("utf-8")
+    assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
