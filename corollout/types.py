@@ -1,6 +1,7 @@
 """The data types that the parts of the package exchange: named tensors and nothing else."""
 
 from dataclasses import dataclass, fields
+from operator import add
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -195,4 +196,4 @@ class Cost:
     saved_tokens: int = 0  # generated or scored tokens that sharing prefixes, or a gradient of zero, made unnecessary
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Cost(*map(add, vars(self).values(), vars(other).values()))

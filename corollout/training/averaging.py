@@ -26,12 +26,14 @@ class WeightAverage:
         self._parameters = parameters if decay else []
         self._averages = [p.detach().clone() for p in self._parameters]
 
-    @torch.no_grad()
     def add(self, updates: int) -> None:
         """Take in the weights after so many updates."""
+        if not self._averages:
+            return
         decay = min(self.decay, (1 + updates) / (_WARM_UP + updates))
-        for average, parameter in zip(self._averages, self._parameters, strict=True):
-            average.lerp_(parameter, 1 - decay)
+        with torch.no_grad():
+            for average, parameter in zip(self._averages, self._parameters, strict=True):
+                average.lerp_(parameter, 1 - decay)
 
     @contextmanager
     def in_use(self) -> Generator[None, None, None]:

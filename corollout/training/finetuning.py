@@ -264,9 +264,7 @@ class Trainer(BaseTrainer[Metrics]):
         return f"the learning rate follows {type(self.scheduler).__name__} from where it was"
 
     def extra_state(self) -> State:
-        moments = {"mean": self.variance.mean, "square": self.variance.square}
-        tensors = {name: moment.clone() for name, moment in moments.items() if moment is not None}
-        tensors |= self.average.tensors()
+        tensors = self.variance.tensors() | self.average.tensors()
         if isinstance(self.estimator, Adaptive):
             tensors |= {_ESTIMATOR + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
         values: dict[str, Any] = {
@@ -285,9 +283,10 @@ class Trainer(BaseTrainer[Metrics]):
         self.cost = Cost(**state.values["cost"])
         if "watchdog" in state.values:
             self.watchdog.load(state.values["watchdog"])
-        self.variance.load(state.values["count"], tensors.get("mean"), tensors.get("square"))
-        mean, square = self.variance.mean, self.variance.square
-        if mean is not None and (len(mean) != self._sketch.size or (square is not None and square.dim() > 0)):
+        mean, square = tensors.get("mean"), tensors.get("square")
+        if mean is None or (len(mean) == self._sketch.size and (square is None or square.dim() == 0)):
+            self.variance.load(state.values["count"], mean, square)
+        else:
             self.variance.load(0, None, None)
             self.on_event(warning("the checkpoint is of an earlier version: the running gradient variance starts anew"))
         if isinstance(self.estimator, Adaptive):

@@ -70,7 +70,9 @@ class RewardNumbers(NamedTuple):
 
 
 def count_equal(rewards: Float[Tensor, " source"], contexts: Int64[Tensor, " source"], count: int) -> tuple[int, int]:
-    """How many contexts have several rewards that are all equal, and how many have several."""
+    """How many contexts have several rewards that are all equal, and how many have several; each has one at least."""
+    if len(rewards) == count:
+        return 0, 0
     values, owners = rewards.cpu().numpy(), contexts.cpu().numpy()
     known = ~np.isnan(values)
     values, owners = values[known], owners[known]
@@ -95,20 +97,16 @@ def peak_memory(device: torch.device | str) -> float:
 Departures = Int64[np.ndarray, "2 _"]
 
 
-def departures_by_step(trajectories: Trajectories, branches: Branches) -> Departures:
-    """Branches that depart at each step, and main trajectories that reach it."""
-    lengths = trajectories.lengths.cpu().numpy()
-    steps = trajectories.tokens.shape[1] if len(lengths) else 0
-    reaching = len(lengths) - np.bincount(lengths, minlength=steps).cumsum()[:steps]
-    departing = np.bincount(branches.step.cpu().numpy(), minlength=steps)[:steps]
-    return np.stack([departing, reaching])
+def departures_by_step(lengths: Int64[Tensor, " row"], departing: Int64[Tensor, " branch"], steps: int) -> Departures:
+    """Branches that depart at each step, and main trajectories that reach it, given their lengths."""
+    reaching = len(lengths) - np.bincount(lengths.cpu().numpy(), minlength=steps).cumsum()[:steps]
+    return np.stack([np.bincount(departing.cpu().numpy(), minlength=steps)[:steps], reaching])
 
 
 def departures_by_depth(trajectories: Trajectories, branches: Branches) -> Departures:
-    """Branches that leave a token's path at each depth of a tree, and tokens that decide there; none without a tree."""
+    """Branches that leave a token's path at each depth of a tree, and tokens that decide there."""
     decisions = trajectories.decisions
-    if decisions is None:
-        return np.zeros((2, 0), np.int64)
+    assert decisions is not None
     cell = (branches.parent, branches.step)
     departing = ((decisions.other[cell] == branches.token[:, None]) & decisions.valid[cell]).sum(0)
     reaching = (decisions.valid & trajectories.mask[:, :, None]).sum((0, 1))
@@ -117,6 +115,8 @@ def departures_by_depth(trajectories: Trajectories, branches: Branches) -> Depar
 
 def departure_rates(counts: Sequence[Departures]) -> list[float]:
     """Branches per place at each step or depth, over several estimates."""
+    if not counts:
+        return []
     total = np.zeros((2, max(part.shape[1] for part in counts)), np.int64)
     for part in counts:
         total[:, : part.shape[1]] += part

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import Tensor
 
 from corollout.training.estimates import Estimate
 from corollout.training.metrics import (
@@ -27,19 +28,21 @@ class UpdateTotals:
         self._equal = self._several = 0  # contexts
         self._finished, self._log_prob, self._divergence = 0, 0.0, 0.0
         self._has_divergence = False
-        self._by_step: list[Departures] = []
+        self._steps: list[tuple[Tensor, Tensor]] = []  # lengths of main trajectories, and where branches depart
+        self._longest = 0
         self._by_depth: list[Departures] = []
 
     def add(self, sample: Estimate) -> None:
-        trajectories, branches = sample.trajectories, sample.plan.branches
-        rows = len(trajectories.tokens)
+        trajectories, rows = sample.trajectories, len(sample.trajectories.tokens)
+        # Sampling alone has none, and a plan would make empty tensors to say so.
+        branches = sample.plan.branches if sample.cost.rollouts else None
         self.cost += sample.cost
         self.trajectories += rows
-        self._rewards += sample.own_rewards[:rows].tolist()
+        self._rewards += sample.own_rewards.tolist()[:rows]
         for name, values in sample.reward_parts.items():
             self._parts.setdefault(name, []).extend(values[:rows].tolist())
         contexts = trajectories.contexts
-        if len(branches):
+        if branches is not None:
             contexts = torch.cat([contexts, contexts[branches.parent]])
         equal, several = count_equal(sample.own_rewards, contexts, sample.contexts)
         self._equal, self._several = self._equal + equal, self._several + several
@@ -49,8 +52,11 @@ class UpdateTotals:
         if sample.penalty is not None and sample.penalty.divergence is not None:
             self._has_divergence = True
             self._divergence += rows * sample.penalty.divergence
-        self._by_step.append(departures_by_step(trajectories, branches))
-        self._by_depth.append(departures_by_depth(trajectories, branches))
+        lengths = trajectories.lengths
+        self._steps.append((lengths, lengths.new_zeros(0) if branches is None else branches.step))
+        self._longest = max(self._longest, trajectories.tokens.shape[1])
+        if trajectories.decisions is not None:
+            self._by_depth.append(departures_by_depth(trajectories, sample.plan.branches))
 
     @property
     def rewards(self) -> RewardNumbers:
@@ -73,7 +79,9 @@ class UpdateTotals:
 
     @property
     def rollouts_by_step(self) -> list[float]:
-        return departure_rates(self._by_step)
+        if not self.cost.rollouts:
+            return [0.0] * self._longest
+        return departure_rates([departures_by_step(*steps, self._longest) for steps in self._steps])
 
     @property
     def rollouts_by_depth(self) -> list[float]:

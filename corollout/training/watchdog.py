@@ -89,8 +89,8 @@ class Watchdog:
         rewards = [seen.reward for seen in last if not math.isnan(seen.reward)]
         if len(self._first) == WINDOW and len(rewards) > 1:
             start, end = _mean(self._first), _mean(rewards)
-            error = math.sqrt((_variance(self._first) + _variance(rewards)) / WINDOW)
-            if start - end > _SPREADS * error and start - end > _FALL * abs(start):
+            fall = start - end
+            if fall > _FALL * abs(start) and fall > _SPREADS * _error_of_difference(self._first, rewards):
                 yield (
                     "reward",
                     f"the reward has fallen from {start:.3g} in the first {WINDOW} updates to {end:.3g}. Try a smaller "
@@ -118,6 +118,11 @@ class Watchdog:
 
 def _mean(numbers: list[float]) -> float:
     return math.fsum(numbers) / len(numbers)
+
+
+def _error_of_difference(first: list[float], last: list[float]) -> float:
+    """Of the means of two windows, the standard error of their difference."""
+    return math.sqrt((_variance(first) + _variance(last)) / WINDOW)
 
 
 def _variance(numbers: list[float]) -> float:

@@ -18,6 +18,7 @@ from corollout.rewards import Reward
 from corollout.training import Estimate, estimate
 from corollout.training.base import flat_gradient
 from corollout.training.metrics import departure_rates, departures_by_step
+from corollout.training.update_totals import UpdateTotals
 from corollout.types import Sampler
 from tests.support.small_task import (
     BOS,
@@ -209,9 +210,26 @@ def test_rollouts():
     sample = estimated(make_policy(), batch, "arsm")
     lengths, steps = sample.trajectories.lengths.tolist(), sample.plan.branches.step.tolist()
     expected = [steps.count(t) / sum(length > t for length in lengths) for t in range(max(lengths))]
-    counts = departures_by_step(sample.trajectories, sample.plan.branches)
+    counts = departures_by_step(sample.trajectories.lengths, sample.plan.branches.step, max(lengths))
     assert departure_rates([counts, counts]) == pytest.approx(expected, abs=1e-4)
     assert sum(expected) > 0
+
+
+def test_rollouts_by_step_of_estimates_with_and_without_branches():
+    batch = make_data().batch(list(range(8)))
+    samples = [estimated(make_policy(), batch, name) for name in ("reinforce", "arsm", "reinforce")]
+    lengths = [length for sample in samples for length in sample.trajectories.lengths.tolist()]
+    steps = [step for sample in samples for step in sample.plan.branches.step.tolist()]
+    expected = [steps.count(t) / sum(length > t for length in lengths) for t in range(max(lengths))]
+    totals = UpdateTotals()
+    totals.add(samples[0])
+    longest = int(samples[0].trajectories.lengths.max())
+    assert (totals.rollouts_by_step, totals.rollouts_by_depth) == ([0.0] * longest, [])
+    for sample in samples[1:]:
+        totals.add(sample)
+    assert totals.rollouts_by_step == pytest.approx(expected, abs=1e-4)
+    assert totals.cost.rollouts == len(steps) > 0
+    assert totals.cost.tokens == sum(sample.cost.tokens for sample in samples)
 
 
 def test_an_empty_batch_is_refused():

@@ -48,7 +48,7 @@ def drawn(kind: str, count: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["plain", "large mean", "equal rows", "few"])
 def test_the_variance_of_sketches_is_that_of_the_gradients(kind: str):
-    """Within 3 %: five standard deviations of the sketch. The exact variance needs no sketch."""
+    """Within 5.5 %: five standard deviations of the sketch. The exact variance needs no sketch."""
     given = parameters()
     sketch, exact, sketched = GradientSketch(given), RunningVariance(0.8), RunningVariance(0.8)
     assert not sketch.is_exact
@@ -58,7 +58,7 @@ def test_the_variance_of_sketches_is_that_of_the_gradients(kind: str):
         if number == 0:
             assert value == pytest.approx(0, abs=1e-9 * float(gradient.double().square().sum()))
         else:
-            assert value == pytest.approx(expected, rel=0.03)
+            assert value == pytest.approx(expected, rel=0.055)
     assert sketched.mean is not None
     assert sketched.mean.shape == (WIDTH,) == (sketch.size,)
 
@@ -139,7 +139,8 @@ def test_sketches_of_half_precision_are_sums_in_single_precision():
     given, single = parameters(torch.bfloat16), parameters()
     set_gradients(given, drawn("plain", 1)[0])
     set_gradients(single, flat_gradient(given).float())
-    assert torch.equal(GradientSketch(given)(), GradientSketch(single)())
+    # Added up in another order, but not in half precision, whose error would be near 1e-2.
+    torch.testing.assert_close(GradientSketch(given)(), GradientSketch(single)(), rtol=1e-5, atol=1e-4)
 
 
 def test_the_variance_does_not_overflow():

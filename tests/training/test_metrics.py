@@ -30,6 +30,7 @@ def test_contexts_with_equal_rewards():
     assert count_equal(rewards, contexts, 5) == (2, 3)
     assert count_equal(rewards[4:6], contexts[4:6], 5) == (0, 0)
     assert count_equal(rewards[:0], contexts[:0], 0) == (0, 0)
+    assert count_equal(rewards[::2], contexts[::2], 4) == (0, 0)
 
 
 def test_peak_memory_is_that_of_the_process():
