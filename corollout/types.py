@@ -87,18 +87,20 @@ class Trajectories(Sequences):
     greedy: Int64[Tensor, "row step"] | None = None
     notes: tuple[Any, ...] | None = None
 
-    def of_contexts(self, first: int, stop: int) -> "tuple[Trajectories, slice]":
-        """Those of some consecutive contexts, counted from the first of these, and which rows they are."""
-        # Rows are ordered by their contexts.
+    def rows_of(self, first: int, stop: int) -> slice:
+        """The rows of some consecutive contexts: rows are ordered by those."""
         bounds = torch.searchsorted(self.contexts, torch.tensor([first, stop], device=self.contexts.device)).tolist()
-        rows = slice(*bounds)
+        return slice(*bounds)
+
+    def of_rows(self, rows: slice, first: int) -> "Trajectories":
+        """Those of some rows; contexts are counted from the given one."""
         parts: dict[str, Any] = {
             n: value[rows] if isinstance(value, Tensor) else None for n, value in vars(self).items()
         }
         parts["contexts"] = parts["contexts"] - first
         if self.decisions is not None:
             parts["decisions"] = self.decisions.select(rows)
-        return Trajectories(**parts), rows
+        return Trajectories(**parts)
 
     def decoded(self) -> list[Decoded]:
         """Each row as a sequence to look at."""

@@ -133,7 +133,7 @@ class MainSequence:
 def take_apart(sample: Estimate, contexts: int | None = None) -> list[MainSequence]:
     """The main sequences of an estimate with their branches: of all contexts of the batch, or of the first ones."""
     trajectories = sample.trajectories
-    rows = slice(0, len(trajectories.tokens)) if contexts is None else trajectories.of_contexts(0, contexts)[1]
+    rows = slice(0, len(trajectories.tokens)) if contexts is None else trajectories.rows_of(0, contexts)
     tokens, decisions = trajectories.tokens[rows], trajectories.decisions and trajectories.decisions.select(rows)
     logits = full_precision(sample.logits_of(rows))
     gradient = sample.gradient_of(rows, logits)
