@@ -1,6 +1,6 @@
 """The data types that the parts of the package exchange: named tensors and nothing else."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,7 +26,8 @@ class Sequences:
 
     tokens: Int64[Tensor, "row step"]
     lengths: Int64[Tensor, " row"]
-    finished: Bool[Tensor, " row"]  # ends with the end token, not at the maximal length
+    finished: Bool[Tensor, " row"]  # ends with the end token, or stops before; not at the maximal length
+    stopped: Bool[Tensor, " row"] | None = field(default=None, kw_only=True)  # finished, but without an end token
 
     @property
     def mask(self) -> Bool[Tensor, "row step"]:
@@ -35,7 +36,8 @@ class Sequences:
 
     def lists(self) -> list[list[int]]:
         """Lists of token ids without the end token, as reward functions take them."""
-        counts = (self.lengths - self.finished.long()).tolist()
+        has_end = self.finished if self.stopped is None else self.finished & ~self.stopped
+        counts = (self.lengths - has_end.long()).tolist()
         return [row[:n] for row, n in zip(self.tokens.tolist(), counts, strict=True)]
 
 
@@ -177,7 +179,7 @@ class Branches:
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def select(self, index: Tensor) -> "Branches":
-        return Branches(*(getattr(self, field.name)[index] for field in fields(self)))
+        return Branches(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def full_precision(x: Tensor) -> Tensor:

@@ -34,11 +34,20 @@ class _Embedding(torch.autograd.Function):
         return None, None, None
 
 
+def _is_plain(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Embedding)
+        and type(module).forward is nn.Embedding.forward
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+        and has_plain_gradient(module.weight)
+    )
+
+
 @contextmanager
 def embedding_by_rows(module: nn.Module) -> Generator[None, None, None]:
     """Inside, the gradient of an embedding is added row by row, if nothing but ``.grad`` waits for it."""
-    plain = type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq
-    if not plain or not torch.is_grad_enabled() or not has_plain_gradient(module.weight):
+    if not torch.is_grad_enabled() or not _is_plain(module):
         yield
         return
     padding = module.padding_idx

@@ -23,6 +23,7 @@ from corollout.hf.encoder_cache import KnownEncoder
 from corollout.hf.inside import Inside, attending
 from corollout.hf.output_layer import OutputLayer
 from corollout.hf.states import Memory, State
+from corollout.hf.stop_strings import StopStrings
 from corollout.policies.protocol import GraphSizes, evaluation_mode
 from corollout.policies.read_out import ReadOut
 from corollout.prefix_tree import Layout, PrefixTree
@@ -91,8 +92,12 @@ class LanguageModelPolicy(nn.Module, ABC):
     def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
         """At which position sequences of each prompt start."""
 
-    def engine(self, max_length: int, **options: Any) -> Engine:
-        """An engine that samples from this policy: ``max_length`` counts generated tokens."""
+    def engine(self, max_length: int, *, stop_strings: list[str] | None = None, **options: Any) -> Engine:
+        """An engine that samples from this policy: ``max_length`` counts generated tokens. A sequence stops with the
+        token that completes one of the ``stop_strings`` in its text.
+        """
+        if stop_strings is not None:
+            options["stops"] = StopStrings(stop_strings, self.tokenizer)
         return Engine(self, bos=self.bos, eos=self.eos, max_length=max_length, **options)
 
     def graph_sizes(self, context: Context) -> GraphSizes:

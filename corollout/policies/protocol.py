@@ -114,8 +114,8 @@ def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None]]:
     A memory that is used for several backward passes then needs only one itself. Objects that bring ``detach`` must be
     dataclasses, or bring ``as_leaves``, which then does this.
     """
-    if hasattr(nest, "as_leaves"):
-        return nest.as_leaves()
+    if (own := getattr(nest, "as_leaves", None)) is not None:
+        return own()
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def cut(tensors: list[Tensor]) -> Tensor:

@@ -146,7 +146,7 @@ def has_plain_gradient(tensor: Tensor) -> bool:
     """Whether the gradient with respect to a tensor goes to its ``.grad`` and nowhere else."""
     if not tensor.requires_grad or not tensor.is_leaf or type(tensor) not in (Tensor, torch.nn.Parameter):
         return False
-    return not tensor._backward_hooks and not tensor._post_accumulate_grad_hooks
+    return not any(getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 def sum_of_gradients(tensor: Tensor | None) -> Tensor | None:

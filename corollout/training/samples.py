@@ -151,7 +151,7 @@ def _sequence(main: MainSequence, renderer: Renderer) -> SampledSequence:
         branches.append(SampledBranch(step, token, branch.kind, continuation, _number(branch.reward)))
     return SampledSequence(
         tokens=main.sequence,
-        pieces=renderer.pieces(main.sequence, main.finished),
+        pieces=renderer.pieces(main.sequence, main.finished and main.sequence[-1] in renderer.ends),
         reward=_number(main.reward),
         log_probability=_rounded(main.log_probability),
         finished=main.finished,
