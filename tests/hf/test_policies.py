@@ -407,3 +407,19 @@ def test_a_model_of_another_attention_is_refused():
     model = transformers.BloomForCausalLM(config).double()
     with pytest.raises(PolicyError, match="BloomForCausalLM"):
         policy_of(model)
+
+
+def test_a_model_without_attention_is_refused():
+    config = transformers.MambaConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=END, time_step_rank=2
+    )
+    with pytest.raises(PolicyError, match="MambaForCausalLM"):
+        policy_of(transformers.MambaForCausalLM(config).double())
+
+
+def test_the_cache_of_a_model_is_not_needed():
+    model = language_model("llama")
+    model.config.use_cache = False
+    _, gradient = estimated(policy_of(model).engine(5), "rloo-4")
+    _, expected = estimated(policy_of(language_model("llama")).engine(5), "rloo-4")
+    assert torch.equal(gradient, expected)
