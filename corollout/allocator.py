@@ -1,4 +1,4 @@
-"""Memory that the C library keeps for the next update, instead of returning it to the system."""
+"""Memory that the C library keeps for the next update, or returns to the system."""
 
 import ctypes
 import sys
@@ -29,3 +29,17 @@ def keep_pages() -> bool:
         return False
     kept = any(library.mallopt(_MMAP_THRESHOLD, size) for size in _LARGEST_KEPT)
     return bool(library.mallopt(_TRIM_THRESHOLD, _NEVER)) and kept
+
+
+def release_pages() -> bool:
+    """Return the pages of freed blocks to the system; whether this system can.
+
+    Tensors of many sizes that come and go leave holes in the heap, which resident memory counts. Of a language model
+    these can be as large as its weights.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return False
+    return bool(library.malloc_trim(0))

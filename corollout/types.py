@@ -1,6 +1,6 @@
 """The data types that the parts of the package exchange: named tensors and nothing else."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import add
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,8 @@ class Sequences:
 
     tokens: Int64[Tensor, "row step"]
     lengths: Int64[Tensor, " row"]
-    finished: Bool[Tensor, " row"]  # ends with the end token, not at the maximal length
+    finished: Bool[Tensor, " row"]  # ends with the end token, or stops before; not at the maximal length
+    stopped: Bool[Tensor, " row"] | None = field(default=None, kw_only=True)  # finished, but without an end token
 
     @property
     def mask(self) -> Bool[Tensor, "row step"]:
@@ -36,7 +37,8 @@ class Sequences:
 
     def lists(self) -> list[list[int]]:
         """Lists of token ids without the end token, as reward functions take them."""
-        counts = (self.lengths - self.finished.long()).tolist()
+        has_end = self.finished if self.stopped is None else self.finished & ~self.stopped
+        counts = (self.lengths - has_end.long()).tolist()
         return [row[:n] for row, n in zip(self.tokens.tolist(), counts, strict=True)]
 
 
@@ -88,18 +90,20 @@ class Trajectories(Sequences):
     greedy: Int64[Tensor, "row step"] | None = None
     notes: tuple[Any, ...] | None = None
 
-    def of_contexts(self, first: int, stop: int) -> "tuple[Trajectories, slice]":
-        """Those of some consecutive contexts, counted from the first of these, and which rows they are."""
-        # Rows are ordered by their contexts.
+    def rows_of(self, first: int, stop: int) -> slice:
+        """The rows of some consecutive contexts: rows are ordered by those."""
         bounds = torch.searchsorted(self.contexts, torch.tensor([first, stop], device=self.contexts.device)).tolist()
-        rows = slice(*bounds)
+        return slice(*bounds)
+
+    def of_rows(self, rows: slice, first: int) -> "Trajectories":
+        """Those of some rows; contexts are counted from the given one."""
         parts: dict[str, Any] = {
             n: value[rows] if isinstance(value, Tensor) else None for n, value in vars(self).items()
         }
         parts["contexts"] = parts["contexts"] - first
         if self.decisions is not None:
             parts["decisions"] = self.decisions.select(rows)
-        return Trajectories(**parts), rows
+        return Trajectories(**parts)
 
     def decoded(self) -> list[Decoded]:
         """Each row as a sequence to look at."""
@@ -176,7 +180,7 @@ class Branches:
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def select(self, index: Tensor) -> "Branches":
-        return Branches(*(getattr(self, field.name)[index] for field in fields(self)))
+        return Branches(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def full_precision(x: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from corollout.allocator import keep_pages
+from corollout.allocator import keep_pages, release_pages
 from corollout.events import Event
 from corollout.sweeps.jobs import Job, run_jobs
 from tests.support.job_functions import MEGABYTES
 
 PROGRAM = """
 import corollout
-from corollout.allocator import keep_pages
+from corollout.allocator import keep_pages, release_pages
 from tests.support.job_functions import freed
 print({prepare}, freed(lambda event: None))
 """
@@ -75,3 +75,21 @@ def test_a_lower_limit_is_tried_next(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
     assert keep_pages() is True
     assert calls == [(-3, 1 << 30), (-3, 1 << 25), (-1, 2**31 - 1)]
+
+
+def test_pages_are_released_where_that_is_possible(monkeypatch: pytest.MonkeyPatch):
+    trimmed: list[int] = []
+
+    class Library:
+        def malloc_trim(self, kept: int) -> int:
+            trimmed.append(kept)
+            return 1
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    assert release_pages() is True
+    assert trimmed == [0]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert release_pages() is False
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert release_pages() is False

@@ -34,6 +34,9 @@ class PolicyGradientConfig(TrainingArguments):
     )
     max_completion_length: int = field(default=256, metadata={"help": "Most tokens of a completion"})
     temperature: float = field(default=1.0, metadata={"help": "Of the policy that is sampled and optimised"})
+    stop_strings: list[str] | None = field(
+        default=None, metadata={"help": "A completion ends as soon as its text contains one of these strings"}
+    )
     beta: float = field(
         default=0.0, metadata={"help": "Coefficient of the divergence from the model at the start, in nats"}
     )
@@ -46,7 +49,10 @@ class PolicyGradientConfig(TrainingArguments):
         default=None, metadata={"help": "Seconds that a batch may take in such a process"}
     )
     micro_batch_size: int | None = field(
-        default=None, metadata={"help": "Prompts that are scored at a time: less memory, the same gradient"}
+        default=None,
+        metadata={
+            "help": "Prompts that are scored at a time; by default as many as take little memory beside the weights"
+        },
     )
     chat_template_kwargs: dict[str, Any] | None = field(
         default=None, metadata={"help": "Arguments for the tokenizer's chat template"}

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from corollout.hf.attention import Attention, How
 
@@ -65,11 +66,7 @@ class Inside:
             list(configs.values()),
             [m for m in modules if getattr(m, "has_relative_attention_bias", False)],
             [m.embed_positions for m in modules if hasattr(m, "embed_positions")],
-            [
-                m
-                for m in modules
-                if hasattr(type(m), "gradient_checkpointing") and hasattr(m, "_gradient_checkpointing_func")
-            ],
+            [m for m in modules if isinstance(m, GradientCheckpointingLayer)],
         )
 
 
@@ -78,11 +75,11 @@ def attending(inside: Inside, attention: Attention, positions: Positions) -> Gen
     """Inside, a decoder computes this attention for one flat row of tokens at these positions."""
     token = _current.set(attention)
     names = [config._attn_implementation for config in inside.configs]
-    replaced: list[tuple[Any, str]] = []
+    replaced: list[tuple[Any, str, Any]] = []  # with what was there: a layer that is computed again is inside twice
 
     def replace(module: Any, name: str, function: Callable[..., Any]) -> None:
+        replaced.append((module, name, module.__dict__.get(name)))
         module.__dict__[name] = function
-        replaced.append((module, name))
 
     try:
         for config in inside.configs:
@@ -96,8 +93,11 @@ def attending(inside: Inside, attention: Attention, positions: Positions) -> Gen
         _current.reset(token)
         for config, name in zip(inside.configs, names, strict=True):
             config._attn_implementation = name
-        for module, name in replaced:
-            del module.__dict__[name]
+        for module, name, before in replaced:
+            if before is None:
+                del module.__dict__[name]
+            else:
+                module.__dict__[name] = before
 
 
 def _bias_by_distance(module: Any, distances: int) -> Callable[..., Tensor]:

@@ -7,6 +7,7 @@ the same as a forward pass of each whole sequence, to rounding: a policy compare
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from corollout.errors import CorolloutError, InputError, PolicyError
+from corollout.hf.activations import kept_bytes, most_activations
 from corollout.hf.attention import Attention, Prompts, StepAttention, WholeAttention
 from corollout.hf.checkpointing import checkpointed
+from corollout.hf.embedding import embedding_by_rows
 from corollout.hf.encoder_cache import KnownEncoder
 from corollout.hf.inside import Inside, attending
 from corollout.hf.output_layer import OutputLayer
 from corollout.hf.states import Memory, State
-from corollout.policies.protocol import evaluation_mode
+from corollout.hf.stop_strings import StopStrings
+from corollout.policies.protocol import GraphSizes, evaluation_mode
 from corollout.policies.read_out import ReadOut
 from corollout.prefix_tree import Layout, PrefixTree
 from corollout.rollouts import Engine
@@ -29,6 +33,8 @@ from corollout.text import quoted, shortened
 Context = Int64[Tensor, "row position"]
 Rows = Int64[Tensor, " row"]
 Tokens = Int64[Tensor, " row"]
+
+_MEASURED = 8  # tokens of which activations are measured
 
 # How far a policy may be from its model's own forward pass, relative to the largest logit.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -86,14 +92,30 @@ class LanguageModelPolicy(nn.Module, ABC):
     def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
         """At which position sequences of each prompt start."""
 
-    def engine(self, max_length: int, **options: Any) -> Engine:
-        """An engine that samples from this policy: ``max_length`` counts generated tokens."""
+    def engine(self, max_length: int, *, stop_strings: list[str] | None = None, **options: Any) -> Engine:
+        """An engine that samples from this policy: ``max_length`` counts generated tokens. A sequence stops with the
+        token that completes one of the ``stop_strings`` in its text.
+        """
+        if stop_strings is not None:
+            options["stops"] = StopStrings(stop_strings, self.tokenizer)
         return Engine(self, bos=self.bos, eos=self.eos, max_length=max_length, **options)
 
     def prompt_room(self, max_length: int) -> int | None:
         """The most tokens that a prompt may have if so many are generated; None if there is no limit."""
         shared = 0 if self.inner.config.is_encoder_decoder else max_length
         return None if self.max_positions is None else self.max_positions - shared
+
+    def graph_sizes(self, context: Context) -> GraphSizes:
+        """Graphs whose activations take little memory beside the weights."""
+        return GraphSizes((context >= 0).sum(1).tolist(), self._tokens_at_once)
+
+    @cached_property
+    def _tokens_at_once(self) -> int:
+        length = min(_MEASURED, self.max_positions or _MEASURED)
+        context = torch.zeros(1, length, dtype=torch.int64, device=self._output.weight.device)
+        with evaluation_mode(self):
+            kept = kept_bytes(lambda: self.encode(context), self.model.parameters())
+        return most_activations(self.model) * length // max(kept, 1)
 
     def start(self, memory: Memory) -> State:
         return State(
@@ -145,7 +167,11 @@ class LanguageModelPolicy(nn.Module, ABC):
         self, tokens: Tokens, positions: Tokens, attention: Attention, **options: Any
     ) -> Float[Tensor, "token width"]:
         mask = _anything(tokens)
-        with attending(self._inside, attention, positions), checkpointed(self._inside, attention, positions):
+        with (
+            attending(self._inside, attention, positions),
+            checkpointed(self._inside, attention, positions),
+            embedding_by_rows(self.inner.get_input_embeddings()),
+        ):
             outputs = self._decoder(input_ids=tokens[None], attention_mask=mask, use_cache=False, **options)
         return outputs.last_hidden_state[0]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from corollout.arguments import require_callable
 from corollout.errors import InputError
+from corollout.hf.stop_strings import StopStrings
 from corollout.hf.text import Text
 from corollout.rewards import Reward, WeightedRewards
 
@@ -19,8 +20,10 @@ class TextReward:
     ``row`` are the rows of the data set. ``options`` are passed to every call besides, if the function takes them.
     """
 
-    def __init__(self, function: RewardFunction, text: Text, end: int, options: Mapping[str, Any]):
-        self.function, self.text, self.end = function, text, end
+    def __init__(
+        self, function: RewardFunction, text: Text, end: int, options: Mapping[str, Any], stops: StopStrings | None
+    ):
+        self.function, self.text, self.end, self.stops = function, text, end, stops
         parameters = inspect.signature(function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         self._names = {parameter.name for parameter in parameters}
@@ -34,7 +37,8 @@ class TextReward:
             "prompts": prompts,
             "completions": self.text.completions(sequences, prompts),
             "completion_ids": [
-                [*tokens, self.end] if ends else list(tokens) for tokens, ends in zip(sequences, finished, strict=True)
+                [*tokens, self.end] if ends and not self._stops(tokens) else list(tokens)
+                for tokens, ends in zip(sequences, finished, strict=True)
             ],
             **{name: [one[name] for one in row] for name in row[0] if name not in ("prompt", "completion")},
             **self._options,
@@ -43,6 +47,9 @@ class TextReward:
             given = {name: value for name, value in given.items() if name in self._names}
         returned = self.function(**given)
         return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+
+    def _stops(self, tokens: Sequence[int]) -> bool:
+        return self.stops is not None and self.stops.of(list(tokens))
 
 
 async def _awaited(value: Any) -> Any:
@@ -58,6 +65,7 @@ def text_rewards(
     workers: int = 0,
     timeout: float | None = None,
     options: Mapping[str, Any] | None = None,
+    stops: StopStrings | None = None,
 ) -> WeightedRewards:
     """One or several reward functions, ready for training."""
     several: list[Any] = (
@@ -75,6 +83,6 @@ def text_rewards(
         name = getattr(function, "__name__", type(function).__name__)
         if name in named:
             raise InputError(f"two of the reward functions are called {name!r}: give them different names")
-        adapted = TextReward(function, text, end, {} if workers else options or {})
+        adapted = TextReward(function, text, end, {} if workers else options or {}, stops)
         named[name] = Reward(adapted, workers=workers, timeout=timeout, name=name)
     return WeightedRewards(named, weights)

@@ -1,5 +1,6 @@
 """What a language model keeps between steps: its prompts, and where sequences are in the store."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from corollout.hf.attention import Prompts
 from corollout.hf.store import Store
+from corollout.policies.protocol import as_leaves
 
 Rows = Int64[Tensor, " row"]
 
@@ -23,6 +25,16 @@ class Memory:
 
     def select(self, rows: Rows) -> "Memory":
         return Memory(self.prompts, self.last, self.number[rows], self.store)
+
+    def as_leaves(self) -> "tuple[Memory, Callable[[], None]]":
+        """The same memory cut off from the graph, and a function that passes gradients on to the graph.
+
+        The weights that read prompts read completions, too. With one backward pass for each, gradients of the weights
+        are added up layer by layer; with one for both, autograd would hold those of completions until it has come to
+        the prompts.
+        """
+        (keys, values), pass_on = as_leaves((self.prompts.keys, self.prompts.values))
+        return Memory(Prompts(keys, values, self.prompts.lengths), self.last, self.number), pass_on
 
     def detach(self) -> "Memory":
         return Memory(self.prompts.detach(), self.last, self.number)

@@ -27,6 +27,7 @@ from corollout.hf.metrics import update_metrics
 from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
 from corollout.hf.rewards import RewardFunction, text_rewards
 from corollout.hf.samples_file import SamplesFile
+from corollout.hf.stop_strings import StopStrings
 from corollout.hf.text import Text
 from corollout.noise import Noise
 from corollout.training.estimates import Estimate, estimate
@@ -94,12 +95,14 @@ class PolicyGradientTrainer(Trainer):
         kind = Seq2SeqPolicy if module.config.is_encoder_decoder else CausalLMPolicy
         self.policy: LanguageModelPolicy = kind(module, tokenizer)
         _require_vocabulary(self.policy, tokenizer)
-        self.engine = self.policy.engine(args.max_completion_length, temperature=args.temperature)
+        self.engine = self.policy.engine(
+            args.max_completion_length, stop_strings=args.stop_strings, temperature=args.temperature
+        )
         self.estimator = args.make_estimator()
         self._metrics: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("train", "eval")}
         self.reward = text_rewards(
             reward_funcs, self.text, self.engine.eos, weights=args.reward_weights, workers=args.reward_workers,
-            timeout=args.reward_timeout,
+            timeout=args.reward_timeout, stops=cast(StopStrings | None, self.engine.stops),
             options={"trainer_state": self.state, "log_extra": _ignore, "log_metric": self._log_metric},
         )  # fmt: skip
         self._regulariser: Regulariser | None = None

@@ -36,7 +36,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -112,8 +112,10 @@ def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None]]:
     """The same memory cut off from the graph, but with gradients, and a function that passes these on to the graph.
 
     A memory that is used for several backward passes then needs only one itself. Objects that bring ``detach`` must be
-    dataclasses.
+    dataclasses, or bring ``as_leaves``, which then does this.
     """
+    if (own := getattr(nest, "as_leaves", None)) is not None:
+        return own()
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def cut(tensors: list[Tensor]) -> Tensor:
@@ -126,7 +128,8 @@ def as_leaves(nest: Nest) -> tuple[Nest, Callable[[], None]]:
 
     def pass_on() -> None:
         used = [(tensor, leaf.grad) for tensor, leaf in pairs if leaf.grad is not None]
-        torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+        if used:
+            torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
 
     return _map([nest], "detach", cut, lambda objects: _leaf_object(objects[0], cut)), pass_on
 
@@ -166,6 +169,14 @@ def _map(nests: Sequence[Any], method: str, on_tensors: Callable[[Any], Any], on
         f"a memory or state contains a {type(first).__name__}: use tensors with rows first in lists, tuples, dicts or "
         f"dataclasses, or give the class select(rows), concat(states) and detach()"
     )
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """How large graphs of autograd should be: what a policy's optional method ``graph_sizes(context)`` says."""
+
+    contexts: list[int]  # tokens of each context by itself, without its sequences
+    most: int  # tokens of a graph
 
 
 METHODS = ("encode", "start", "step", "score")

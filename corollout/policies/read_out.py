@@ -103,8 +103,7 @@ def read_out_backward(
     vocab = len(read_out.weight)
     weight = read_out.weight.detach()
     d_hidden = torch.zeros_like(hidden)
-    d_weight = torch.zeros_like(weight) if read_out.weight.requires_grad else None
-    d_bias = None if read_out.bias is None or not read_out.bias.requires_grad else torch.zeros_like(read_out.bias)
+    d_weight, d_bias = sum_of_gradients(read_out.weight), sum_of_gradients(read_out.bias)
     with torch.no_grad():
         values, first = hidden.detach(), 0
         cap = read_out.softcap
@@ -136,8 +135,33 @@ def read_out_backward(
         (tensor, gradient)
         for tensor, gradient in ((hidden, d_hidden), (read_out.weight, d_weight), (read_out.bias, d_bias))
         if tensor is not None and gradient is not None and tensor.requires_grad
+        if not (tensor.is_leaf and gradient is tensor.grad)
     ]
+    if not roots:
+        return
     torch.autograd.backward([tensor for tensor, _ in roots], [gradient for _, gradient in roots])
+
+
+def has_plain_gradient(tensor: Tensor) -> bool:
+    """Whether the gradient with respect to a tensor goes to its ``.grad`` and nowhere else."""
+    if not tensor.requires_grad or not tensor.is_leaf or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return False
+    return not any(getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
+def sum_of_gradients(tensor: Tensor | None) -> Tensor | None:
+    """What gradients with respect to a tensor are to be added to: its ``.grad`` itself, where that is all.
+
+    A gradient as large as the vocabulary then exists once. Autograd would add another one to it, and a third where the
+    embedding is the same matrix.
+    """
+    if tensor is None or not tensor.requires_grad:
+        return None
+    if not has_plain_gradient(tensor):
+        return torch.zeros_like(tensor)
+    if tensor.grad is None:
+        tensor.grad = torch.zeros_like(tensor)
+    return tensor.grad
 
 
 def _gradient(

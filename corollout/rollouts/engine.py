@@ -26,6 +26,7 @@ from corollout.rollouts.policy_calls import call_encode, call_step
 from corollout.rollouts.prefixes import Prefixes, Starts
 from corollout.rollouts.search import Slots, search
 from corollout.rollouts.states import StepStates
+from corollout.rollouts.stops import Stops
 from corollout.rollouts.watch import Look, Origin, Reads, SoftmaxWatch, TreeWatch, Watch
 from corollout.types import Branches, Decoded, Sampler, Sequences, Trajectories, full_precision
 
@@ -77,6 +78,9 @@ class Engine:
     ``share_noise`` a branch is completed with the noise that its parent had at the same steps (common random numbers),
     otherwise with noise of its own; both are unbiased.
 
+    ``stops`` says of the tokens of some sequences whether they stop there, without an end token: main trajectories,
+    branches and searches alike, so that all of this is about the process that stops.
+
     The ``temperature`` is part of the policy: what is sampled, optimised and scored is p ∝ exp(logits / temperature).
 
     Two options are for GPUs. Rows that have ended are dropped every ``drop_every`` steps, and computed along until
@@ -97,6 +101,7 @@ class Engine:
         drop_every: int = 1,
         compile_step: str | None = None,
         temperature: float | int = 1.0,
+        stops: Stops | None = None,
     ):
         ends: tuple[int, ...] = tuple(eos) if isinstance(eos, Sequence) else (eos,)
         if not ends:
@@ -108,7 +113,7 @@ class Engine:
         require_temperature(temperature)
         self.temperature, self.compile_step = temperature, compile_step
         self.use(policy)
-        self.bos, self.ends = bos, ends
+        self.bos, self.ends, self.stops = bos, ends, stops
         self.eos: int = ends[0]
         self.max_length, self.max_rows = max_length, max_rows
         self.share_noise = share_noise
@@ -187,7 +192,7 @@ class Engine:
             else:
                 watch = SoftmaxWatch(origin, self.max_length, reads)
             rows = len(contexts)
-            out = Output(rows, self.max_length, self.ends, examples.device)
+            out = Output(rows, self.max_length, self.ends, examples.device, self.stops)
             prefixes = [
                 self._run_mains(
                     memory, contexts, origin, range(first, min(first + self.max_rows, rows)), sampler, out, watch
@@ -216,7 +221,7 @@ class Engine:
         with evaluation_mode(self.policy):
             if about.partial:
                 branches = self._finish_tokens(mains, branches, keys)
-            out = Output(len(branches), self.max_length, self.ends, branches.parent.device)
+            out = Output(len(branches), self.max_length, self.ends, branches.parent.device, self.stops)
             width = parents.tokens.shape[1]
             before = torch.arange(width, device=branches.parent.device) < branches.step[:, None]
             out.tokens[:, :width] = torch.where(before, parents.tokens[branches.parent], self.eos)
@@ -414,6 +419,7 @@ class Engine:
                 self._step,
                 examples[chunk],
                 ends=self.ends,
+                stops=self.stops,
                 max_length=self.max_length,
                 size=size,
                 noise=None if replacement else noise,
@@ -428,6 +434,7 @@ class Engine:
             tokens=tokens,
             lengths=lengths,
             finished=slots.ended[context, slot],
+            stopped=None if self.stops is None else slots.stopped[context, slot],
             contexts=context,
             examples=examples[context],
             samples=number,

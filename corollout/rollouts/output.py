@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from corollout.policies.protocol import check_valid
+from corollout.rollouts.stops import Stops, stopped
 from corollout.types import Sequences
 
 Rows = Int64[Tensor, " row"]
@@ -42,26 +43,40 @@ class Output:
     with.
     """
 
-    def __init__(self, rows: int, max_length: int, ends: tuple[int, ...], device: torch.device):
-        self.ends = ends
+    def __init__(
+        self, rows: int, max_length: int, ends: tuple[int, ...], device: torch.device, stops: Stops | None = None
+    ):
+        self.ends, self._stops = ends, stops
         self.tokens = torch.full((rows, max_length), ends[0], device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finished = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.stopped = None if stops is None else torch.zeros_like(self.finished)
 
     def write(self, rows: Rows, t: int, tokens: Rows, ended: Ended | None = None) -> Ended:
         """Write token t of some rows, but of those that had ended before; return which rows have ended now."""
         ends = is_end(tokens, self.ends)
         if ended is None:
-            self.tokens[rows, t], self.lengths[rows], self.finished[rows] = tokens, t + 1, ends
+            self.tokens[rows, t], self.lengths[rows] = tokens, t + 1
+            ends = ends | self._stopped(rows, t, ~ends)
+            self.finished[rows] = ends
             return ends
-        ends = ends | ended
         self.tokens[rows, t] = torch.where(ended, self.ends[0], tokens)
+        ends = ends | ended
+        ends = ends | self._stopped(rows, t, ~ends)
         self.lengths[rows] = torch.where(ended, self.lengths[rows], t + 1)
         self.finished[rows] = ends
         return ends
 
+    def _stopped(self, rows: Rows, t: int, asked: Ended) -> Ended:
+        """Which of the rows that are asked for stop with token t."""
+        if self._stops is None or self.stopped is None:
+            return torch.zeros_like(asked)
+        stops = stopped(self._stops, self.tokens[rows, : t + 1], asked)
+        self.stopped[rows] |= stops
+        return stops
+
     def sequences(self) -> Sequences:
-        return Sequences(self.tokens[:, : longest(self.lengths)], self.lengths, self.finished)
+        return Sequences(self.tokens[:, : longest(self.lengths)], self.lengths, self.finished, stopped=self.stopped)
 
 
 def is_end(tokens: Int64[Tensor, "*any"], ends: tuple[int, ...]) -> Bool[Tensor, "*any"]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from corollout.noise import SET, Noise
 from corollout.policies.protocol import Head, select
 from corollout.rollouts.output import Checks, is_end
+from corollout.rollouts.stops import Stops, stopped
 
 Step = Callable[[Any, Int64[Tensor, " row"]], tuple[Tensor, Any]]
 
@@ -35,6 +36,7 @@ def search(
     max_length: int,
     size: int,
     noise: Noise | None,
+    stops: Stops | None = None,
 ) -> "tuple[Slots, int]":
     """Beam search from the contexts' states and first tokens to read, or, with noise, sampling without replacement.
 
@@ -53,6 +55,7 @@ def search(
         tokens=torch.full((count, size, max_length), ends[0], device=device),
         length=torch.zeros(count, size, dtype=torch.int64, device=device),
         ended=torch.zeros(count, size, dtype=torch.bool, device=device),
+        stopped=torch.zeros(count, size, dtype=torch.bool, device=device),
     )
     checks = Checks(by_row=True)
     generated = 0
@@ -82,11 +85,14 @@ def search(
         token = choice[row, extended % width]
         chosen = torch.where(old, done.log_prob.gather(1, origin), values[row, extended % width])
         ended = is_end(token, ends)
-        completes = ended if t + 1 < max_length else torch.ones_like(ended)
-        complete = exists & (old | completes)
         # A complete sequence keeps its slot; one that is completed now is its row's prefix and the last token.
         grown = prefix[row]
         grown[:, :, t] = token
+        asked = (exists & ~old & ~ended).flatten()
+        stops_now = stopped(stops, grown[:, :, : t + 1].flatten(0, 1), asked).view_as(ended)
+        ended = ended | stops_now
+        completes = ended if t + 1 < max_length else torch.ones_like(ended)
+        complete = exists & (old | completes)
         gathered = done.tokens.gather(1, origin[:, :, None].expand_as(done.tokens))
         done = Slots(
             rank=torch.where(complete, best, -torch.inf),
@@ -94,6 +100,7 @@ def search(
             tokens=torch.where((old | ~exists)[:, :, None], gathered, grown),
             length=torch.where(old, done.length.gather(1, origin), t + 1),
             ended=torch.where(old, done.ended.gather(1, origin), ended),
+            stopped=torch.where(old, done.stopped.gather(1, origin), stops_now),
         )
         owner, slot = (exists & ~complete).nonzero(as_tuple=True)
         prefix, tokens = done.tokens[owner, slot], token[owner, slot]
@@ -112,6 +119,7 @@ class Slots:
     tokens: Int64[Tensor, "context slot step"]
     length: Int64[Tensor, "context slot"]
     ended: Bool[Tensor, "context slot"]
+    stopped: Bool[Tensor, "context slot"]
 
     @classmethod
     def join(cls, parts: "list[Slots]") -> "Slots":

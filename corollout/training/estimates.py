@@ -17,6 +17,7 @@ from corollout.estimators import Adaptive, Estimator, Plan, make_estimator
 from corollout.estimators.plans import SparsePlan
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode
+from corollout.policies.protocol import GraphSizes
 from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
 from corollout.rollouts.policy_calls import call_encode
@@ -122,7 +123,8 @@ def estimate(
     ``reward`` may be a list of rewards, or a mapping from names to them: their sum, weighted by ``reward_weights``.
     Everything runs in evaluation mode, scoring included: with dropout, the policy that is scored would not be the one
     that was sampled. A ``regulariser`` takes its penalties off the rewards. With ``micro_batch``, so many contexts at a
-    time are scored with a graph, which takes less memory and gives the same gradient. ``check_score`` compares what
+    time are scored with a graph, which takes less memory and gives the same gradient; without, as many as make
+    a graph of the size that the policy wants (``graph_sizes``), or all. ``check_score`` compares what
     ``policy.score`` and ``policy.step`` return for the same tokens, and makes sure that ``policy.step`` does not change
     old states, and that a context computed by itself gives what it gives in its batch.
     """
@@ -134,7 +136,8 @@ def estimate(
     reward, estimator = as_reward(reward, reward_weights), as_estimator(estimator)
     policy, stopwatch = engine.policy, _Stopwatch()
     with evaluation_mode(policy):
-        with torch.set_grad_enabled(micro_batch is None):
+        size = micro_batch or _graph_sizes(engine, batch, estimator.sampler.count)
+        with torch.set_grad_enabled(size is None):
             memory = call_encode(policy, batch.context)
         mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, _reads(estimator, noise))
         trajectories = mains.trajectories
@@ -162,10 +165,12 @@ def estimate(
             check_scores(engine, memory, mains)
             engine.check_states(mains)
             check_rows(engine, batch, mains)
-        if micro_batch is None:
+        if isinstance(size, GraphSizes) and not isinstance(plan, SparsePlan):
+            memory, size = call_encode(policy, batch.context), None  # all logits at once
+        if size is None:
             scoring = score(engine, memory, mains, plan, rewards)
         else:
-            scoring = MicroScoring(engine, memory, batch.context, len(batch), mains, plan, rewards, micro_batch)
+            scoring = MicroScoring(engine, memory, batch.context, len(batch), mains, plan, rewards, size)
         stopwatch.lap("score")
     main_tokens = int(trajectories.lengths.sum())
     cost = Cost(
@@ -195,6 +200,16 @@ def estimate(
         penalty,
         scores.parts,
     )
+
+
+def _graph_sizes(engine: Engine, batch: Batch, count: int) -> GraphSizes | None:
+    """What the policy says of its graphs, if one of all contexts could become too large for it."""
+    graph_sizes = getattr(engine.policy, "graph_sizes", None)
+    if graph_sizes is None:
+        return None
+    sizes = graph_sizes(batch.context)
+    longest = sum(sizes.contexts) + len(batch) * count * engine.max_length
+    return sizes if longest > sizes.most else None
 
 
 def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:

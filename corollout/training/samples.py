@@ -239,7 +239,7 @@ def _sequence(main: MainSequence, renderer: Renderer, rewards: dict[str, float |
     entropy = [_rounded(step.entropy) for step in main.steps if step.entropy is not None]
     return SampledSequence(
         tokens=main.sequence,
-        pieces=renderer.pieces(main.sequence, main.finished),
+        pieces=renderer.pieces(main.sequence, main.finished and main.sequence[-1] in renderer.ends),
         reward=_number(main.reward),
         log_probability=_rounded(main.log_probability),
         finished=main.finished,

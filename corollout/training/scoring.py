@@ -7,7 +7,7 @@ changes the gradient.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,9 @@ class PrefixScoring(Scoring):
     def _compute(self, engine: Engine, memory: Any) -> None:
         self.tokens = len(self._tree)
         model: Any = engine.model
+        self._pass_on: Callable[[], None] | None = None
+        if hasattr(memory, "as_leaves"):
+            memory, self._pass_on = memory.as_leaves()
         if self.tokens:
             if self._states is not None and hasattr(model, "hidden_states_again"):
                 again = model.hidden_states_again(memory, self._tree, self._states, self._kept)
@@ -125,6 +128,8 @@ class PrefixScoring(Scoring):
             prefix = self._tree.node[credits.row, credits.step]
             sparse = PrefixCredits(prefix, credits.token, credits.value, credits.centre)
             read_out_backward(self._hidden, self._read_out, sparse, scale, self._known)
+            if self._pass_on is not None:
+                self._pass_on()
 
 
 def _chunks(node: Rows, vocab: int) -> Iterator[tuple[Rows, Rows, Rows]]:

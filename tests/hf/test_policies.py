@@ -32,6 +32,7 @@ from tests.support.language_models import (
 transformers: Any = pytest.importorskip("transformers")
 
 from corollout.hf import PromptColumn  # noqa: E402
+from corollout.hf.embedding import embedding_by_rows  # noqa: E402
 
 # Models of transformers compute norms, rotations and some attention in single precision, whatever their weights are.
 ERROR = 1e-5
@@ -161,12 +162,65 @@ def test_gradients_of_every_estimator(name: str):
 def test_checkpointed_layers_change_nothing(policy: Any):
     engine = policy.engine(5)
     _, whole = estimated(engine, "rloo-4")
+    few = policy.__dict__.pop("_tokens_at_once")
     policy.inner.gradient_checkpointing_enable()
     try:
         _, again = estimated(engine, "rloo-4")
+        assert policy.__dict__.pop("_tokens_at_once") > 1.2 * few  # less is kept; encoders are not computed again
     finally:
         policy.inner.gradient_checkpointing_disable()
     assert_close(again, whole)
+
+
+@pytest.mark.parametrize("most", [1, 25, 40])
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_graphs_of_bounded_size_change_nothing(name: str, most: int):
+    policy = policy_of(language_model(name))
+    engine, sizes = policy.engine(5), []
+    whole, expected = estimated(engine, "rloo-8")
+    run = policy._run
+
+    def watched(tokens: Tensor, *given: Any, **options: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            sizes.append(tokens.numel())
+        return run(tokens, *given, **options)
+
+    policy.__dict__.update(_tokens_at_once=most, _run=watched)
+    sample, gradient = estimated(engine, "rloo-8")
+    assert_close(gradient, expected)
+    assert max(sizes) < 40 < whole.cost.scored_tokens <= sample.cost.scored_tokens == scored(policy, sizes)
+
+
+def scored(policy: Any, sizes: list[int]) -> int:
+    """What was scored, of what was computed with gradient: that is the prompts, too."""
+    prompts = [1 if policy.inner.config.is_encoder_decoder else max(len(prompt) - 1, 1) for prompt in PROMPTS]
+    return sum(sizes) - sum(prompts)
+
+
+def test_without_trainable_weights_nothing_is_kept():
+    policy = policy_of(language_model("llama"))
+    policy.inner.requires_grad_(False)
+    assert policy._tokens_at_once >= 1 << 27
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+def test_the_gradient_of_an_embedding_is_added_row_by_row(padding: int | None):
+    plain = torch.nn.Embedding(7, 4, padding_idx=padding, dtype=torch.float64)
+    ours, tokens = copy.deepcopy(plain), torch.tensor([[3, 3, 0], [6, 0, 0]])
+    factor = torch.randn(2, 3, 4, dtype=torch.float64)
+    for _ in range(2):  # the second is added to the first
+        (plain(tokens) * factor).sum().backward()
+        with embedding_by_rows(ours):
+            out = ours(tokens)
+        assert type(out.grad_fn).__name__ == "_EmbeddingBackward"
+        (out * factor).sum().backward()
+    assert "forward" not in vars(ours)
+    torch.testing.assert_close(ours.weight.grad, plain.weight.grad)
+    seen = []
+    ours.weight.register_hook(seen.append)
+    with embedding_by_rows(ours):
+        (ours(tokens) * factor).sum().backward()
+    assert len(seen) == 1  # whoever waits for the gradient gets it
 
 
 def test_dropout_is_off(policy: Any):
@@ -233,6 +287,7 @@ def test_estimates_are_unbiased():
 
 def test_prompts_and_shared_prefixes_are_computed_once():
     policy = policy_of(language_model("llama"))
+    policy.graph_sizes(padded(PROMPTS))  # measures the activations of a few tokens, once
     counted: list[int] = []
     policy.inner.get_input_embeddings().register_forward_hook(lambda _, inputs, __: counted.append(inputs[0].numel()))
     sample, _ = estimated(policy.engine(5), "rloo-8")
@@ -352,3 +407,19 @@ def test_a_model_of_another_attention_is_refused():
     model = transformers.BloomForCausalLM(config).double()
     with pytest.raises(PolicyError, match="BloomForCausalLM"):
         policy_of(model)
+
+
+def test_a_model_without_attention_is_refused():
+    config = transformers.MambaConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=END, time_step_rank=2
+    )
+    with pytest.raises(PolicyError, match="MambaForCausalLM"):
+        policy_of(transformers.MambaForCausalLM(config).double())
+
+
+def test_the_cache_of_a_model_is_not_needed():
+    model = language_model("llama")
+    model.config.use_cache = False
+    _, gradient = estimated(policy_of(model).engine(5), "rloo-4")
+    _, expected = estimated(policy_of(language_model("llama")).engine(5), "rloo-4")
+    assert torch.equal(gradient, expected)

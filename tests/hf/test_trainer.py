@@ -374,3 +374,18 @@ def test_a_vocabulary_that_does_not_fit_is_refused(tmp_path: Path):
 def test_prompts_of_the_trainer_are_those_of_a_column():
     columns = Columns(context=PromptColumn([[3, 4], [5]]))
     assert columns.batch([1, 0]).context.tolist() == [[5, -1], [3, 4]]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_tokenizer_is_needed_but_none_of_its_padding(tmp_path: Path):
+    model = language_model("llama", vocab=VOCAB, dtype=torch.float32)
+    args = PolicyGradientConfig(str(tmp_path), report_to="none", use_cpu=True)
+    with pytest.raises(InputError, match="the model does not say where it is from: give its tokenizer"):
+        PolicyGradientTrainer(model, short, args, [{"prompt": "a"}])
+    with pytest.raises(InputError, match="processing_class must be a tokenizer of transformers"):
+        PolicyGradientTrainer(model, short, args, [{"prompt": "a"}], processing_class="a-tokenizer")
+    tokenizer, args.max_steps, args.max_completion_length = make_tokenizer(), 1, 4
+    tokenizer.pad_token = None
+    trainer = PolicyGradientTrainer(model, short, args, ROWS, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.global_step == 1

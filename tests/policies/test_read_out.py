@@ -100,6 +100,27 @@ def test_the_gradient_is_that_of_autograd(
     assert not expected[0][3].any()
 
 
+def test_gradients_are_added_to_those_that_are_there():
+    hidden, layer = some_layer()
+    credits = some_credits("policy")
+    read_out_backward(hidden, layer, credits, -0.3)
+    once = gradients(hidden, layer)
+    layer.weight.grad = before = torch.ones_like(layer.weight)
+    read_out_backward(hidden, layer, credits, -0.3)
+    assert layer.weight.grad is before  # and not a second one of its size
+    assert once[1] is not None
+    torch.testing.assert_close(before, 1 + once[1])
+
+
+def test_whoever_waits_for_a_gradient_gets_it():
+    hidden, layer = some_layer()
+    seen: list[Tensor] = []
+    layer.weight.register_hook(seen.append)
+    read_out_backward(hidden, layer, some_credits("policy"), -0.3)
+    assert len(seen) == 1
+    torch.testing.assert_close(seen[0], layer.weight.grad)
+
+
 @pytest.mark.parametrize("everything", [True, False])
 def test_logits_of_some_prefixes(everything: bool):
     hidden, layer = some_layer(mask=True)
