@@ -90,6 +90,18 @@ class LanguageModelPolicy(nn.Module, ABC):
         """An engine that samples from this policy: ``max_length`` counts generated tokens."""
         return Engine(self, bos=self.bos, eos=self.eos, max_length=max_length, **options)
 
+    def longest_prompt(self, max_completion_length: int) -> int | None:
+        """How many tokens a prompt may have beside such a completion; None if there is no limit."""
+        most = self.max_positions
+        if most is None or self.inner.config.is_encoder_decoder:
+            return most
+        if max_completion_length >= most:
+            raise InputError(
+                f"max_completion_length is {max_completion_length}, but the model's context window has {most} tokens, "
+                f"prompt included: lower it"
+            )
+        return most - max_completion_length
+
     def start(self, memory: Memory) -> State:
         return State(
             memory, memory.number, torch.empty(len(memory.number), 0, dtype=torch.int64, device=memory.number.device)
