@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from corollout.allocator import keep_pages
+from corollout.cli.lab import print_lab
 from corollout.cli.progress import show_events
 from corollout.cli.terminal import Terminal
 from corollout.errors import DiskFullError, InputError, Interrupted
@@ -18,6 +19,8 @@ from corollout.hf.progress import metrics_text
 from corollout.hf.quiet import quiet
 from corollout.hf.settings import SETTINGS, GenerateSettings, Training
 from corollout.hf.training import train_language_model
+from corollout.lab.on_language_model import lab_of_language_model
+from corollout.lab.settings import LanguageModelLabSettings
 
 
 def generate(settings: GenerateSettings) -> None:
@@ -52,9 +55,20 @@ def train(settings: Training) -> None:
         kept = again if (settings.out / SETTINGS).exists() else "Nothing was begun: run the same command again."
         raise Interrupted(f"Stopped. {kept}") from None
     console = Terminal(soft_wrap=True)
-    console.print(f"{trained.steps} steps. {metrics_text(trained.metrics)}")
+    console.print(". ".join(filter(None, [f"{trained.steps} steps", metrics_text(trained.metrics)])))
     console.print(f"Model: {trained.model}")
     console.print(f"What it writes: corollout lm generate --model {out} --prompt …")
+
+
+def lab(settings: LanguageModelLabSettings) -> None:
+    """Measure gradient estimators on your model, prompts and reward: variance, cost, and variance × cost."""
+    try:
+        with show_events() as on_event, quiet(on_event):
+            result = lab_of_language_model(settings, on_event)
+    except KeyboardInterrupt:
+        kept = f"measurements are kept in {settings.folder}, and the same command continues"
+        raise Interrupted(f"Stopped; {kept}.") from None
+    print_lab(result)
 
 
 def _shown(generated: Generated) -> Text:

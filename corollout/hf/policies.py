@@ -63,6 +63,10 @@ class LanguageModelPolicy(nn.Module, ABC):
         return self._output.weight
 
     @property
+    def device(self) -> torch.device:
+        return self._output.weight.device
+
+    @property
     @abstractmethod
     def _decoder(self) -> nn.Module: ...
 

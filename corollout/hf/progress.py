@@ -57,7 +57,7 @@ class ReportProgress(TrainerCallback):
 
 def metrics_text(logs: Mapping[str, Any], prefix: str = "") -> str:
     """The metrics that matter most, in a line."""
-    parts = [f"reward {logs[f'{prefix}reward']:.4g}"]
+    parts = [f"reward {logs[f'{prefix}reward']:.4g}"] if f"{prefix}reward" in logs else []
     several = [name for name in logs if name.startswith(f"{prefix}rewards/") and name.endswith("/mean")]
     if len(several) > 1:
         parts += [f"{name.removeprefix(prefix).split('/')[1]} {logs[name]:.3g}" for name in several]

@@ -6,6 +6,7 @@ from the newest checkpoint that is whole, and reaches the same weights.
 
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def train_language_model(
             if resume and checkpoint is None:  # it was stopped before there was anything to go on from
                 (out / SAMPLES).unlink(missing_ok=True)
             trainer.add_callback(_Stops(stop))
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with suppress(_Finished):
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             if stop and trainer.state.global_step < trainer.state.max_steps:
                 raise Interrupted(f"stopped after update {trainer.state.global_step}, which is saved in {out}")
             _save_model(trainer, out / MODEL)
@@ -157,11 +159,19 @@ def _require_same(settings: TrainSettings, out: Path) -> None:
         raise InputError(f"a resumed training keeps its settings: {names} must be as in {out / SETTINGS}")
 
 
+class _Finished(Exception):
+    """The checkpoint is that of the last step: transformers would do one more."""
+
+
 class _Stops(TrainerCallback):
     """Saves a checkpoint and ends the training after a signal."""
 
     def __init__(self, stop: StopRequest):
         self._stop = stop
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step >= state.max_steps:
+            raise _Finished
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if self._stop:
