@@ -16,7 +16,9 @@ def load_model(name: str, options: dict[str, Any] | None = None) -> nn.Module:
         config = AutoConfig.from_pretrained(name)
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         return kind.from_pretrained(name, **(options or {}))
-    except (OSError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of the network, of the hub, or whatever a damaged folder makes of the library
         raise InputError(f"the model {name!r} cannot be loaded: {first_line(error)}") from error
 
 
@@ -28,7 +30,7 @@ def load_tokenizer(model: str | nn.Module) -> Any:
         raise InputError("the model does not say where it is from: give its tokenizer as processing_class")
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:
         raise InputError(f"the tokenizer of {name!r} cannot be loaded: {first_line(error)}") from error
 
 

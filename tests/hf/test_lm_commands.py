@@ -5,14 +5,24 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from corollout.config import Command, Extra, read_toml
+from corollout.data import Columns
 from corollout.errors import InputError, Interrupted
+from corollout.hf import PromptColumn
+from corollout.lab.lab import LARGE_SOFTMAX, default_estimators
+from corollout.lab.on_language_model import lab_of_language_model
+from corollout.lab.settings import LanguageModelLabSettings
+from corollout.reports.report import open_report
+from corollout.rollouts import Engine
 from tests.support.commands import invoke, output, refusal
+from tests.support.language_models import language_model, small_engine
 from tests.support.tiny_models import save_tiny_model
 
 pytest.importorskip("transformers")
@@ -180,6 +190,60 @@ def test_an_adapter_is_merged_into_an_ordinary_model(folder: Path):
     shutil.rmtree("lora/model")
     output("lm", "train", "--resume", "--out", "lora")
     assert weights("lora") == done
+
+
+# The lab
+
+LAB = ["lm", "lab", "--model", "model", "--dataset", "prompts.jsonl", "--reward", "rewards_of_lm:late", "--use-cpu"]
+LAB += ["--estimates", "8", "--reference", "rloo-2", "--reference-estimates", "8", "--rounds", "1", "--examples", "2"]
+LAB += ["--max-completion-length", "4"]
+
+
+def test_a_lab_prints_and_writes_everything(folder: Path):
+    arguments = [*LAB, "--out", "lab", "--batches", "2"]
+    text = output(*arguments, "--estimators", "rloo-2,arsm:budget=4")
+    for part in ("model", "Gradient estimates", "rloo-2", "Report: lab/report.html"):
+        assert part in text
+    numbers = open_report(Path("lab")).numbers
+    assert (numbers["model"], numbers["dataset"]) == ("model", "prompts.jsonl")
+    rows = numbers["points"][0]["rows"]
+    assert [row["estimator"] for row in rows] == ["rloo-2", "arsm:budget=4"]
+    assert all(row["variance"]["value"] > 0 for row in rows)
+    Path("others.jsonl").write_text(Path("prompts.jsonl").read_text().replace("a b", "b a"))
+    message = "lab/points/model holds a lab with other settings (prompts: "
+    assert message in refusal(*arguments, "--dataset", "others.jsonl")
+    assert "is not empty and holds no earlier lab" in refusal(*LAB, "--out", "model")
+    assert "a lab needs a reward" in refusal("lm", "lab", "--model", "model", "--dataset", "x", "--out", "new")
+
+
+def test_gradients_of_large_models_are_sketched(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = LanguageModelLabSettings(
+        model="model", dataset="prompts.jsonl", reward=("rewards_of_lm:late",), estimators=("rloo-2",), examples=2,
+        estimates=8, reference="rloo-2", reference_estimates=8, rounds=1, max_completion_length=3, use_cpu=True,
+        out=Path("exact"),
+    )  # fmt: skip
+    exact = lab_of_language_model(settings).points[0].lab
+    monkeypatch.setattr("corollout.lab.measurement.WIDTH", 2048)
+    sketched = lab_of_language_model(replace(settings, out=Path("sketched"))).points[0].lab
+    assert sketched.rows[0].variance.value == pytest.approx(exact.rows[0].variance.value, rel=0.1)
+    assert sketched.rows[0].variance.value != exact.rows[0].variance.value
+    assert (sketched.settings["sketch"], exact.settings.get("sketch")) == (2048, None)
+    assert Path("sketched/points/model/reference.safetensors").stat().st_size < 8 * 2048 * 4 + 1000
+
+
+def test_the_default_estimators_do_not_need_all_logits(monkeypatch: pytest.MonkeyPatch):
+    engine = small_engine(language_model("llama", vocab=300, dtype=torch.float32), 3)
+    reads: list[Any] = []
+    decode = Engine.decode
+
+    def decode_and_note(self: Any, *given: Any) -> Any:
+        reads.append(given[-1])
+        return decode(self, *given)
+
+    monkeypatch.setattr(Engine, "decode", decode_and_note)
+    batch = Columns(context=PromptColumn([[3, 4], [5]])).batch([0, 1])
+    assert default_estimators(engine, batch) == LARGE_SOFTMAX
+    assert reads == ["tokens"]
 
 
 # Mistakes
