@@ -28,7 +28,7 @@ NEVER = {
     "inspection": "tasks.* sweeps experiments",
     "reports": "tasks.* sweeps experiments",
     "sweeps": "tasks.* experiments",
-    "hf": "tasks.* lab inspection reports sweeps experiments export",
+    "hf": "tasks.* lab inspection sweeps experiments export",
     "export": "tasks.* reports sweeps experiments",
     "cli": "tasks.* experiments.*",
     "": "cli",

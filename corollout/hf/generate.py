@@ -103,7 +103,7 @@ def generate_completions(settings: GenerateSettings, on_event: Callback = ignore
             workers=settings.reward_workers, timeout=settings.reward_timeout,
         )  # fmt: skip
     numbered = [{"number": number, "row": dict(row)} for number, row in enumerate(rows)]
-    most = policy.longest_prompt(settings.max_completion_length)
+    most = policy.prompt_room(settings.max_completion_length)
     device = policy.device
     batch_of(numbered, text, most, device)  # whatever is wrong with a prompt is told before any work
     progress = Progress(on_event, "prompts", len(rows))

@@ -94,17 +94,17 @@ class LanguageModelPolicy(nn.Module, ABC):
         """An engine that samples from this policy: ``max_length`` counts generated tokens."""
         return Engine(self, bos=self.bos, eos=self.eos, max_length=max_length, **options)
 
-    def longest_prompt(self, max_completion_length: int) -> int | None:
-        """How many tokens a prompt may have beside such a completion; None if there is no limit."""
+    def prompt_room(self, max_length: int) -> int | None:
+        """The most tokens that a prompt may have if so many are generated; None if there is no limit."""
         most = self.max_positions
         if most is None or self.inner.config.is_encoder_decoder:
             return most
-        if max_completion_length >= most:
+        if max_length >= most:
             raise InputError(
-                f"max_completion_length is {max_completion_length}, but the model's context window has {most} tokens, "
+                f"max_completion_length is {max_length}, but the model's context window has {most} tokens, "
                 f"prompt included: lower it"
             )
-        return most - max_completion_length
+        return most - max_length
 
     def start(self, memory: Memory) -> State:
         return State(

@@ -5,6 +5,7 @@ from typing import Any
 
 from corollout.errors import InputError
 from corollout.text import quoted
+from corollout.training.samples import Message, Renderer
 
 Prompt = str | Sequence[Mapping[str, Any]]  # text, or the messages of a chat
 Completion = str | list[dict[str, str]]
@@ -42,6 +43,10 @@ class Text:
             raise InputError(f"prompt {number} is empty: it has no tokens")
         return list(tokens)
 
+    def renderer(self, ends: tuple[int, ...]) -> Renderer:
+        """Tokens as text, those of the tokenizer's own among them."""
+        return Renderer(lambda ids: self.tokenizer.decode(ids), ends)
+
     def completions(self, sequences: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> list[Completion]:
         """What sequences say, as a string or a message, whichever their prompts are."""
         texts = self.tokenizer.batch_decode([list(tokens) for tokens in sequences], skip_special_tokens=True)
@@ -49,6 +54,13 @@ class Text:
             [{"role": "assistant", "content": text}] if is_chat(prompt) else text
             for text, prompt in zip(texts, prompts, strict=True)
         ]
+
+
+def messages_of(prompt: Prompt) -> list[Message]:
+    """A prompt as it is kept with samples: what is not text, such as a picture, as Python writes it."""
+    if isinstance(prompt, str):
+        return [Message("", prompt)]
+    return [Message(str(one["role"]), str(one["content"])) for one in prompt]
 
 
 def is_chat(prompt: Any) -> bool:

@@ -5,7 +5,6 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from corollout.estimators import Adaptive, Auto
 from corollout.files import check_entries, read_json, write_json
 from corollout.hf.config import PolicyGradientConfig
 from corollout.hf.data import PromptRows, Row, batch_of, collate
+from corollout.hf.inspect import inspect_rows, text_samples
 from corollout.hf.loading import load_model, load_tokenizer, require_vocabulary, without_adapter
 from corollout.hf.metrics import update_metrics
 from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
@@ -33,12 +33,12 @@ from corollout.training.estimates import Estimate, estimate
 from corollout.training.norms import total_norm
 from corollout.training.probes import choose_estimator
 from corollout.training.regularisation import KL, Regulariser
-from corollout.training.samples import Renderer, take_samples
+from corollout.training.samples import Samples
 from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Sampler
 
 _LOGGER = transformers.utils.logging.get_logger(__name__)
-_TRAINING, _EVALUATION, _PROBES = range(3)
+_TRAINING, _EVALUATION, _PROBES, _INSPECTION = range(4)
 _STATE = "corollout"  # of files in a checkpoint
 
 
@@ -108,7 +108,7 @@ class PolicyGradientTrainer(Trainer):
             kl = KL(args.beta) if args.beta else None
             self._regulariser = Regulariser(self.engine, kl, args.entropy_weight, reference)
         self._noise = Noise(args.seed)
-        self._renderer = Renderer(lambda ids: tokenizer.decode(ids), self.engine.ends)
+        self._renderer = self.text.renderer(self.engine.ends)
         self._samples: SamplesFile | None = None
         self._watchdog = Watchdog()
         self._tokens = 0  # prompts and completions so far
@@ -137,7 +137,7 @@ class PolicyGradientTrainer(Trainer):
         return self._batch([{"number": number, "row": dict(row)} for number, row in enumerate(rows)]).context
 
     def _batch(self, rows: list[Row]) -> Batch:
-        most = self.policy.longest_prompt(self.args.max_completion_length)
+        most = self.policy.prompt_room(self.args.max_completion_length)
         return batch_of(rows, self.text, most, self.args.device)
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -194,14 +194,41 @@ class PolicyGradientTrainer(Trainer):
         self._metrics["train"][name].append(float(value))
 
     def _take_samples(self, sample: Estimate, batch: Batch) -> None:
+        """Keep completions of the first batch of an update."""
         every, step = self.args.samples_steps, self.state.global_step
         if not every or (step and (step + 1) % every) or not self.is_world_process_zero():
             return
-        shown = Batch(batch.examples, {"context": [one["prompt"] for one in batch.columns["row"]]})
-        record = asdict(take_samples(sample, shown, step + 1, self._renderer))
-        if self._samples is None:
-            self._samples = SamplesFile(Path(self._get_output_dir(trial=None)), step)
-        self._samples.add(record)
+        if self._samples is None or self._samples.update > step + 1:  # trained again, or resumed
+            self._samples = SamplesFile(Path(self._get_output_dir(trial=None)), step, self.facts())
+        if self._samples.update <= step:
+            self._samples.add(text_samples(sample, batch, step + 1, self._renderer, self.estimator))
+
+    def inspect(self, rows: Any) -> Samples:
+        """Completions of some prompts with the credit of every token, by this trainer's rewards and estimator, as
+        :func:`corollout.reports.completions.write_completions_page` shows them. No weight changes.
+        """
+
+        def sample(batch: Batch) -> Estimate:
+            with self.accelerator.autocast():
+                noise = self._noise.fold(_INSPECTION)
+                return estimate(
+                    self.engine, batch, self.reward, self.estimator, noise, regulariser=self._regulariser
+                )  # fmt: skip
+
+        count = self.args.prompts_per_device
+        return inspect_rows(
+            rows, self._batch, sample, self._renderer, self.estimator, self.state.global_step, max(count, 1)
+        )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """What a page of this trainer's completions says about it."""
+        return {
+            "model": getattr(self.policy.inner.config, "_name_or_path", "") or type(self.policy.inner).__name__,
+            "estimator": self.args.estimator or self.estimator.label,
+            "reward": self.reward.name,
+            "temperature": f"{self.args.temperature:g}",
+            "learning rate": f"{self.args.learning_rate:g}",
+        }
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 

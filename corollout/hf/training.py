@@ -25,6 +25,7 @@ from corollout.hf.generate import MODEL, model_of
 from corollout.hf.progress import ReportProgress
 from corollout.hf.reward_names import import_rewards
 from corollout.hf.samples_file import NAME as SAMPLES
+from corollout.hf.samples_file import PAGE
 from corollout.hf.settings import FREE, SETTINGS, TrainSettings, kept_settings
 from corollout.hf.trainer import PolicyGradientTrainer
 from corollout.signals import StopRequest, deferred_stops
@@ -57,7 +58,8 @@ def train_language_model(
         with deferred_stops() as stop:
             write_toml(out / SETTINGS, to_table(settings))
             if resume and checkpoint is None:  # it was stopped before there was anything to go on from
-                (out / SAMPLES).unlink(missing_ok=True)
+                for name in (SAMPLES, PAGE):
+                    (out / name).unlink(missing_ok=True)
             trainer.add_callback(_Stops(stop))
             with suppress(_Finished):
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -10,9 +10,6 @@ from corollout.reports.credit import CSS, credit_key, reward_pill, small_number,
 from corollout.training.credit import Branch, MainSequence, Step
 
 _CSS = """
-.tiles { display: flex; flex-wrap: wrap; gap: .8rem 1.6rem; }
-.tile { font-size: .85rem; color: var(--soft); }
-.tile b { display: block; font-size: 1.35rem; line-height: 1.3; color: var(--ink); font-variant-numeric: tabular-nums; }
 ol.trunk { list-style: none; margin: 0; padding: 0 0 0 .55rem; }
 ol.trunk > li { position: relative; border-left: 2px solid #8c959f; padding: .12rem 0 .12rem 1.1rem; }
 ol.trunk > li:first-child { border-image: linear-gradient(transparent .9rem, #8c959f .9rem) 1; }
@@ -102,7 +99,7 @@ def inspection_sections(inspection: Inspection) -> list[tuple[str, str]]:
 
 def _totals(inspection: Inspection) -> str:
     totals, reward = inspection.totals, "reward" if len(inspection.mains) == 1 else "mean reward"
-    tiles = {
+    entries = {
         "rollouts": f"{totals['rollouts']}",
         "rollouts per step": f"{totals['rollouts_per_step']:.2f}",
         f"{reward}, {inspection.reward}": f"{totals['mean_reward']:.3g}",
@@ -110,8 +107,7 @@ def _totals(inspection: Inspection) -> str:
         "steps with gradient exactly zero": f"{totals['zero_steps']} of {totals['steps']}",
         "tokens generated": f"{totals['tokens']}",
     }
-    cells = "".join(f'<div class="tile"><b>{value}</b>{escape(name)}</div>' for name, value in tiles.items())
-    return f'<div class="tiles">{cells}</div>'
+    return html.tiles(entries)
 
 
 def _tree(inspection: Inspection, main: MainSequence) -> str:

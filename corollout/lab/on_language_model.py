@@ -67,7 +67,7 @@ def lab_of_language_model(settings: LanguageModelLabSettings, on_event: Callback
     with FolderLock(s.folder):
         policy = load_policy(s.model, s.dtype, s.use_cpu)
         engine = policy.engine(s.max_completion_length, temperature=s.temperature)
-        text, most, device = Text(policy.tokenizer), policy.longest_prompt(engine.max_length), policy.device
+        text, most, device = Text(policy.tokenizer), policy.prompt_room(engine.max_length), policy.device
         reward = text_rewards(
             functions, text, engine.eos, weights=s.reward_weights or None, workers=s.reward_workers,
             timeout=s.reward_timeout,

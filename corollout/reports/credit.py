@@ -21,18 +21,28 @@ CSS = """
        color: var(--soft); }
 .key .strip { display: inline-flex; } .key .strip > span { color: var(--ink); }
 """
+_SAME = 5e-4  # rewards that look equal on a page
 _FAINT = 0.01  # of the largest credit: less is not coloured
 
 
 def token_strip(
-    pieces: Sequence[str], credit: Sequence[float], probability: Sequence[float], largest: float, separator: str = " "
+    pieces: Sequence[str],
+    credit: Sequence[float],
+    probability: Sequence[float],
+    largest: float,
+    separator: str = " ",
+    remarks: Sequence[str] = (),
 ) -> str:
-    """Tokens, given as HTML, in the colours of their credit: raised by the estimate, or lowered."""
+    """Tokens, given as HTML, in the colours of their credit: raised by the estimate, or lowered.
+
+    ``remarks`` on each of them follow its numbers.
+    """
     spans = []
-    for piece, value, chance in zip(pieces, credit, probability, strict=True):
+    for piece, value, chance, remark in zip(pieces, credit, probability, remarks or [""] * len(pieces), strict=True):
         share = min(1.0, abs(value) / largest) if largest else 0.0
         tone = "" if share < _FAINT else f' class="{"raised" if value > 0 else "lowered"}" style="--c:{share:.2f}"'
-        spans.append(f'<span{tone} title="credit {value:+.3g}, probability {chance:.3f}">{piece}</span>')
+        title = f"credit {value:+.3g}, probability {chance:.3f}{escape(remark)}"
+        spans.append(f'<span{tone} title="{title}">{piece}</span>')
     return f'<div class="strip{"" if separator else " joined"}">{"".join(spans)}</div>'
 
 
@@ -49,6 +59,13 @@ def credit_key() -> str:
 def reward_pill(reward: float | None, tone: str) -> str:
     """A reward in colour: good, bad or even."""
     return f'<span class="reward {tone}">{escape("skipped" if reward is None else reward_text(reward))}</span>'
+
+
+def reward_tone(reward: float | None, other: float | None) -> str:
+    """Whether a reward is better than another one."""
+    if reward is None or other is None or abs(reward - other) < _SAME:
+        return "even"
+    return "good" if reward > other else "bad"
 
 
 def small_number(content: str) -> str:

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: nothing loaded from elsewhere, and no script but that of figures."""
+"""Self-contained HTML pages: nothing loaded from elsewhere, and no scripts but ours."""
 
 import json
 import math
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from corollout.reports.script import HASH, SCRIPT
+from corollout.reports.script import SCRIPT, digest
 from corollout.text import visible
 
 # Enforces what the first line says, whatever a report that somebody else wrote may hold.
 _POLICY = (
-    f"default-src 'none'; script-src 'sha256-{HASH}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    f"form-action 'none'"
+    "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --tint: #f6f8fa; }
@@ -67,6 +66,9 @@ h3 { font-size: 1.02rem; margin: 1.6rem 0 .5rem; }
 pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+.tiles { display: flex; flex-wrap: wrap; gap: .8rem 1.6rem; }
+.tile { font-size: .85rem; color: var(--soft); }
+.tile b { display: block; font-size: 1.35rem; line-height: 1.3; color: var(--ink); font-variant-numeric: tabular-nums; }
 @media (max-width: 45rem) {
   button.zoom { display: none; }
   body { padding: 1.8rem 1rem 3rem; } h1 { font-size: 1.55rem; } p.lead { font-size: 1.02rem; }
@@ -81,16 +83,18 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-def page(title: str, lead: str, sections: Sequence[tuple[str, str]], style: str = "") -> str:
-    """A page of titled sections, whose bodies are HTML; ``style`` is added to the style sheet of all pages."""
+def page(title: str, lead: str, sections: Sequence[tuple[str, str]], style: str = "", script: str = "") -> str:
+    """A page of titled sections, whose bodies are HTML; ``style`` and ``script`` are added to those of all pages."""
+    scripts = [one for one in (SCRIPT, script) if one]
+    policy = _POLICY.format(" ".join(map(digest, scripts)))
     body = "\n".join(f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections)
     return visible(
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
         f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body}\n'
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"{''.join(f'<script>{one}</script>' for one in scripts)}\n</body>\n</html>\n"
     )
 
 
@@ -118,6 +122,12 @@ def facts(entries: Mapping[str, Any]) -> str:
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
         lines.append(f"<dt>{escape(name)}</dt><dd>{escape(shown)}</dd>")
     return f"<dl>{''.join(lines)}</dl>"
+
+
+def tiles(entries: Mapping[str, str]) -> str:
+    """A few numbers in large type, each above its name."""
+    cells = (f'<div class="tile"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in entries.items())
+    return f'<div class="tiles">{"".join(cells)}</div>'
 
 
 def plot(

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
 
-from corollout.errors import InputError
-from corollout.reports.credit import CSS, credit_key, reward_pill, small_number, token_strip
+from corollout.reports.credit import CSS, credit_key, reward_pill, reward_tone, small_number, token_strip
 from corollout.reports.report import Html, Section
 from corollout.reports.run_results import MethodRuns
+from corollout.reports.sample_records import read_samples
 from corollout.reports.tables import signed
-from corollout.reports.typed import build
-from corollout.training.runs import SAMPLES, Run
+from corollout.training.runs import Run
 from corollout.training.samples import SampledBranch, SampledContext, SampledSequence, Samples
 
 _SHOWN, _EXAMPLES = 4, 2  # sequences of a context, and contexts of a record, that are not folded away
@@ -48,31 +46,6 @@ def sample_sections(groups: Sequence[MethodRuns]) -> list[Section]:
             title = "Samples" if len(groups) == 1 else f"Samples of {group.label}"
             sections.append(Section(title, [Html(_content(records), CSS + _STYLE)], page_only=True))
     return sections
-
-
-def read_samples(run: Run) -> list[Samples]:
-    """What a run has kept; an ``InputError`` if a record is something else."""
-    records = []
-    for number, record in enumerate(run.samples(), start=1):
-        try:
-            records.append(_samples(record))
-        except (InputError, AttributeError, TypeError) as error:
-            raise InputError(f"{run.directory / SAMPLES}, line {number} is damaged: {error}") from error
-    return records
-
-
-def _samples(record: dict[str, Any]) -> Samples:
-    contexts = []
-    for context in record["contexts"]:
-        sequences = []
-        for sequence in context["sequences"]:
-            branches = [build(SampledBranch, branch) for branch in sequence.get("branches", [])]
-            one = build(SampledSequence, {**sequence, "branches": branches})
-            if not len(one.tokens) == len(one.pieces) == len(one.credit) == len(one.probability):
-                raise InputError("a sequence needs as many pieces, credits and probabilities as tokens")
-            sequences.append(one)
-        contexts.append(build(SampledContext, {**context, "sequences": sequences}))
-    return build(Samples, {**record, "contexts": contexts})
 
 
 def _content(records: Sequence[Samples]) -> str:
@@ -129,7 +102,7 @@ def _sequence(one: SampledSequence, mean: float, largest: float, separator: str)
     facts = [f"log-probability {one.log_probability:.2f}"]
     facts += [] if one.advantage is None else [f"advantage {signed(one.advantage, 3)}"]
     facts += [] if one.finished else ["cut at the maximal length"]
-    tone = _tone(one.reward, mean)
+    tone = reward_tone(one.reward, mean)
     head = f"<span>reward {reward_pill(one.reward, tone)}</span>{''.join(map(small_number, facts))}"
     pieces = [escape(piece) or "∅" for piece in one.pieces]
     if one.finished and not separator:
@@ -157,12 +130,6 @@ def _steps(one: SampledSequence) -> str:
 
 def _branch(branch: SampledBranch, reward: float | None) -> str:
     kind = "" if branch.kind == "pseudo-action" else f' <span class="kind">{escape(branch.kind)}</span>'
-    pill = reward_pill(branch.reward, _tone(branch.reward, reward))
+    pill = reward_pill(branch.reward, reward_tone(branch.reward, reward))
     token = f'<code class="taken">{escape(branch.token)}</code>'
     return f"<li>{pill} {token}{kind} <code>{escape(branch.continuation)}</code></li>"
-
-
-def _tone(reward: float | None, other: float | None) -> str:
-    if reward is None or other is None or abs(reward - other) < 5e-4:
-        return "even"
-    return "good" if reward > other else "bad"

@@ -1,6 +1,6 @@
-"""The only script of a page: values under the pointer or the arrow keys, and figures in full width.
+"""The script of figures: values under the pointer or the arrow keys, and figures in full width.
 
-Pages can be read without it. Their Content-Security-Policy allows this script, by its hash, and no other.
+Pages can be read without it. Their Content-Security-Policy allows their scripts, by their hashes, and no other.
 """
 
 import base64
@@ -71,4 +71,7 @@ for (const figure of document.querySelectorAll("figure.plot")) {
 }
 """
 
-HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+
+def digest(script: str) -> str:
+    """By what a Content-Security-Policy allows a script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

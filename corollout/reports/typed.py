@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from reprlib import repr as short
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from corollout.errors import InputError
@@ -46,8 +46,10 @@ def is_of(value: Any, hint: Any, finite: bool = True) -> bool:
         return type(value) is float and (math.isfinite(value) or not finite)
     if origin in (int, bool, str):
         return type(value) is origin
-    if is_dataclass(origin) or isinstance(hint, UnionType):
-        return isinstance(value, hint)
+    if isinstance(hint, UnionType):
+        return any(is_of(value, one, finite) for one in arguments)
+    if origin is NoneType or is_dataclass(origin):
+        return isinstance(value, origin)
     if origin in (list, Sequence):
         return isinstance(value, list) and all(is_of(one, arguments[0], finite) for one in value)
     if origin in (dict, Mapping):

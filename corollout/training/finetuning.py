@@ -205,7 +205,7 @@ class Trainer(BaseTrainer[Metrics]):
     def _report_samples(self, sample: Estimate, batch: Batch) -> float:
         """Report sequences of an estimate; return the seconds that took."""
         before = self.now()
-        samples = take_samples(sample, batch, self.updates + 1, self._renderer)
+        samples = take_samples(sample, batch, self.updates + 1, self._renderer, self.estimator.label)
         self.on_event(Event("samples", asdict(samples)))
         return self.now() - before
 

@@ -7,33 +7,54 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
+
+import torch
 
 from corollout.data import Batch, plain_entry
 from corollout.errors import InputError
 from corollout.text import quoted, shortened
-from corollout.training.credit import MainSequence, take_apart
+from corollout.training.credit import Branch, MainSequence, main_sequences, moved_rows
 from corollout.training.estimates import Estimate
 
 # How token ids become text: a function of a list of them, or the name of each token in the order of ids.
 Decode = Callable[[list[int]], str] | Sequence[str]
 
-CONTEXTS = 4  # of a batch
-SEQUENCES = 8  # of a context
+CONTEXTS = 4  # of a batch: the first ones
+SEQUENCES = 8  # of a context: those whose rewards are farthest from their mean
 BRANCHES = 40  # of a sequence: those whose rewards differ most from its own
 _TEXT = 600  # characters of an example's column
+_PROMPT = 4000  # characters of a message
+_CONTINUATION = 1200  # characters
+_BEFORE = 8  # tokens that are decoded before one, as it may depend on them how it is written
 _END = "<end>"
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A part of a prompt: a message of a chat, or the whole prompt, which then has no role."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True)
 class SampledBranch:
-    """A departure from a sequence: at which step, with which token, and how it was completed."""
+    """A departure from a sequence: at which step, with which token, and how it was completed.
+
+    The gradient is linear in the rewards of branches. ``weight`` is the norm of this one's coefficients; ``credit`` is
+    what it adds to the credit of the token that it departs from, compared with a branch that has the sequence's reward.
+    """
 
     step: int
     token: str
     kind: str  # "pseudo-action", "greedy" or "completion"
     continuation: str
     reward: float | None  # None if it was skipped
+    weight: float = 0.0
+    credit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,15 +71,21 @@ class SampledSequence:
     probability: list[float]
     branches: list[SampledBranch] = field(default_factory=list)
     branch_count: int = 0  # including those that are not kept
+    entropy: list[float] = field(default_factory=list)  # of the policy at each token, in nats; empty in a tree
+    rewards: dict[str, float | None] = field(default_factory=dict)  # each of several, None where it does not apply
 
 
 @dataclass(frozen=True)
 class SampledContext:
-    """An example and the first of its sequences."""
+    """An example and some of its sequences."""
 
     example: int
     columns: dict[str, Any]
     sequences: list[SampledSequence]
+    prompt: list[Message] = field(default_factory=list)  # of a language model
+    sequence_count: int = 0  # including those that are not kept
+    equal_rewards: bool = False  # several sequences, branches included, that all have the same reward
+    teaches: bool = True  # whether the gradient for some logits of its sequences is not zero
 
 
 @dataclass(frozen=True)
@@ -68,6 +95,8 @@ class Samples:
     update: int
     separator: str  # between pieces: they are names of tokens, or parts of a text
     contexts: list[SampledContext]
+    estimator: str = ""
+    reward: float | None = None  # mean over all sequences of the batch, kept or not; None if all were skipped
 
 
 class Renderer:
@@ -84,26 +113,45 @@ class Renderer:
     def pieces(self, ids: list[int], finished: bool = False) -> list[str]:
         """The text of each token; joined by the separator, they are the text of the sequence.
 
-        Where a decoder joins tokens, a piece is what its token adds to the text of those before it.
+        Where a decoder joins tokens, a piece is what its token adds to the text of those before it: nothing, for the
+        first bytes of a character that is spread over several tokens.
         """
         if not callable(self._decode):
             return [self._name(token) for token in ids]
-        inside = ids[:-1] if finished else ids
-        pieces, before = [], ""
-        for count in range(1, len(inside) + 1):
-            text = self._text(inside[:count])
-            pieces.append(
-                text.removeprefix(before) if text.startswith(before) else self._text(inside[count - 1 : count])
-            )
-            before = text
-        return [*pieces, _END] if finished else pieces
+        inside, end = (ids[:-1], [_END]) if finished else (ids, [])
+        whole, pieces = self._text(inside), self._near_pieces(inside)
+        return [*(pieces if "".join(pieces) == whole else self._exact_pieces(inside, whole)), *end]
 
-    def text(self, ids: list[int], finished: bool = False) -> str:
-        """The text of a part of a sequence, which ends with the end token if it is ``finished``."""
+    def departure(self, ids: list[int], step: int, finished: bool = False) -> tuple[str, str]:
+        """The text of a token of a sequence, and of all that follows it."""
         if not callable(self._decode):
-            return " ".join(map(self._name, ids))
-        inside = ids[:-1] if finished else ids
-        return " ".join(filter(None, [self._text(inside) if inside else "", _END if finished else ""]))
+            return self._name(ids[step]), " ".join(map(self._name, ids[step + 1 :]))
+        inside, end = (ids[:-1], _END) if finished else (ids, "")
+        if step == len(inside):
+            return end, ""
+        first = max(0, step - _BEFORE)
+        whole = self._text(inside[first:])
+        before, until = (_shared(self._text(inside[first:stop]), whole) for stop in (step, step + 1))
+        return whole[before:until], " ".join(filter(None, [whole[until:], end]))
+
+    def _near_pieces(self, ids: list[int]) -> list[str]:
+        """The pieces if the text of a token depends on no tokens but those of the piece before it."""
+        pieces, first, start = [], 0, 0
+        for stop in range(1, len(ids) + 1):
+            text = self._text(ids[first:stop])
+            if text.endswith(_PARTIAL) and stop < len(ids):  # a character whose last bytes are in the next token
+                pieces.append("")
+            else:
+                pieces.append(text[len(self._text(ids[first:start])) :])
+                first, start = start, stop
+        return pieces
+
+    def _exact_pieces(self, ids: list[int], whole: str) -> list[str]:
+        """The pieces by decoding every beginning of the sequence: as much of each as stays there in the end."""
+        ends = [0]
+        for stop in range(1, len(ids)):
+            ends.append(max(ends[-1], _shared(self._text(ids[:stop]), whole)))
+        return [whole[start:end] for start, end in pairwise([*ends, len(whole)])]
 
     def _name(self, token: int) -> str:
         if self._decode is None:
@@ -115,6 +163,8 @@ class Renderer:
 
     def _text(self, ids: list[int]) -> str:
         assert callable(self._decode)
+        if not ids:
+            return ""
         try:
             text = self._decode(ids)
         except Exception as error:  # it is the user's, and may raise anything
@@ -124,31 +174,69 @@ class Renderer:
         return text
 
 
-def take_samples(sample: Estimate, batch: Batch, update: int, renderer: Renderer) -> Samples:
-    """The sequences of the first contexts of an update's estimate, before its weights have changed."""
-    mains = take_apart(sample, min(CONTEXTS, len(batch)))
-    contexts = []
-    for context in range(min(CONTEXTS, len(batch))):
-        own = [main for main in mains if main.context == context][:SEQUENCES]
-        columns = {name: _short(plain_entry(column[context])) for name, column in batch.columns.items()}
-        sequences = [_sequence(main, renderer) for main in own]
-        contexts.append(SampledContext(int(batch.examples[context]), columns, sequences))
-    return Samples(update, renderer.separator, contexts)
+def _shared(text: str, other: str) -> int:
+    """How many characters two texts have in common at their beginnings."""
+    differing = (place for place, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(differing, min(len(text), len(other)))
 
 
-def _sequence(main: MainSequence, renderer: Renderer) -> SampledSequence:
+def take_samples(
+    sample: Estimate,
+    batch: Batch,
+    update: int,
+    renderer: Renderer,
+    estimator: str = "",
+    prompts: Sequence[Sequence[Message]] = (),
+    most: int = CONTEXTS,
+) -> Samples:
+    """Sequences of the first contexts of an update's estimate, before its weights have changed.
+
+    ``prompts`` are the contexts of a language model as it was given them.
+    """
+    count, mains = min(most, len(batch)), sample.trajectories
+    members = [(mains.contexts == context).nonzero().squeeze(1).tolist() for context in range(count)]
+    kept = [_farthest(rows, sample) for rows in members]
+    sequences: dict[int, list[SampledSequence]] = {}
+    for main in main_sequences(sample, [row for rows in kept for row in rows]):
+        parts = {name: _number(float(values[main.row])) for name, values in sample.reward_parts.items()}
+        sequences.setdefault(main.context, []).append(_sequence(main, renderer, parts))
+    moved, given = moved_rows(sample), prompts or [()] * count
+    contexts = [
+        SampledContext(
+            example=int(batch.examples[context]),
+            columns={name: _short(plain_entry(column[context])) for name, column in batch.columns.items()},
+            sequences=sequences.get(context, []),
+            prompt=[Message(one.role, shortened(one.content, _PROMPT)) for one in given[context]],
+            sequence_count=len(rows),
+            equal_rewards=_has_equal_rewards(sample, context),
+            teaches=bool(moved[rows].any()),
+        )
+        for context, rows in enumerate(members)
+    ]
+    return Samples(update, renderer.separator, contexts, estimator, _number(sample.mean_reward))
+
+
+def _farthest(rows: list[int], sample: Estimate) -> list[int]:
+    """The rows that are kept of a context, in order."""
+    rewards = sample.own_rewards[rows]
+    distance = (rewards - rewards.nanmean()).abs().nan_to_num(-1.0)
+    return sorted(rows[place] for place in distance.argsort(descending=True, stable=True)[:SEQUENCES].tolist())
+
+
+def _has_equal_rewards(sample: Estimate, context: int) -> bool:
+    contexts = sample.trajectories.contexts
+    contexts = torch.cat([contexts, contexts[sample.plan.branches.parent]])
+    rewards = sample.own_rewards[(contexts == context).to(sample.own_rewards.device)]
+    rewards = rewards[~rewards.isnan()]
+    return len(rewards) > 1 and bool((rewards == rewards[0]).all())
+
+
+def _sequence(main: MainSequence, renderer: Renderer, rewards: dict[str, float | None]) -> SampledSequence:
     departing = [(step, branch) for step, at in enumerate(main.steps) for branch in at.branches]
     gaps = [abs(branch.reward - main.reward) for _, branch in departing]
     order = sorted(range(len(gaps)), key=lambda index: 0.0 if math.isnan(gaps[index]) else -gaps[index])
     kept = [departing[index] for index in sorted(order[:BRANCHES])]
-    branches = []
-    for step, branch in kept:
-        rest = branch.sequence[step + 1 :]
-        # A branch ends as its sequence does, or at the maximal length.
-        ended = branch.sequence[-1] in renderer.ends
-        continuation = renderer.text(rest, ended and bool(rest))
-        token = renderer.pieces([branch.token], ended and not rest)[0]
-        branches.append(SampledBranch(step, token, branch.kind, continuation, _number(branch.reward)))
+    entropy = [_rounded(step.entropy) for step in main.steps if step.entropy is not None]
     return SampledSequence(
         tokens=main.sequence,
         pieces=renderer.pieces(main.sequence, main.finished),
@@ -158,13 +246,30 @@ def _sequence(main: MainSequence, renderer: Renderer) -> SampledSequence:
         advantage=None if main.advantage is None else _rounded(main.advantage),
         credit=[_rounded(step.credit) for step in main.steps],
         probability=[_rounded(step.probability) for step in main.steps],
-        branches=branches,
+        branches=[_branch(step, branch, main, renderer) for step, branch in kept],
         branch_count=len(departing),
+        entropy=entropy,
+        rewards=rewards,
+    )
+
+
+def _branch(step: int, branch: Branch, main: MainSequence, renderer: Renderer) -> SampledBranch:
+    # A branch ends as its sequence does, or at the maximal length.
+    ended = branch.sequence[-1] in renderer.ends
+    token, rest = renderer.departure(branch.sequence, step, ended)
+    return SampledBranch(
+        step=step,
+        token=token,
+        kind=branch.kind,
+        continuation=shortened(rest, _CONTINUATION),
+        reward=_number(branch.reward),
+        weight=_rounded(branch.norm),
+        credit=_rounded(branch.credit),
     )
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
+    return float(f"{value:.5g}") + 0.0  # not −0
 
 
 def _number(value: float) -> float | None:

@@ -115,7 +115,7 @@ def test_a_training_says_how_it_goes_and_leaves_a_model(folder: Path):
     assert "{'" not in result.output
     assert "Model: done/model" in result.stdout
     assert weights("done") != Path("model", "model.safetensors").read_bytes()
-    assert sorted(os.listdir("done")) == ["checkpoint-2", "model", "samples.jsonl", "settings.toml"]
+    assert sorted(os.listdir("done")) == ["checkpoint-2", "completions.html", "model", "samples.jsonl", "settings.toml"]
     assert read_toml(Path("done/settings.toml"))["estimator"] == "rloo-2"
     again = json.loads(
         output("lm", "generate", "--model", "done", "--prompt", "c", "--json", "--max-completion-length", 3)
@@ -154,7 +154,8 @@ def test_a_training_that_is_stopped_reaches_the_same_bits(folder: Path, monkeypa
     assert result.exit_code == 0, result.output
     assert "continued after step 3 of 4" in result.stderr
     assert weights("part") == weights("whole")
-    assert Path("part/samples.jsonl").read_bytes() == Path("whole/samples.jsonl").read_bytes()
+    for name in ("samples.jsonl", "completions.html"):
+        assert Path("part", name).read_bytes() == Path("whole", name).read_bytes()
 
 
 def test_a_training_that_was_killed_before_its_first_checkpoint_begins_again(folder: Path):

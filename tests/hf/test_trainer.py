@@ -1,6 +1,6 @@
 """The trainer for language models: scripts written for TRL, gradients, checkpoints and mistakes."""
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,11 @@ import torch
 from corollout.data import Columns
 from corollout.errors import InputError, RewardError
 from corollout.noise import Noise
+from corollout.reports.completions import write_completions_page
+from corollout.reports.sample_records import read_samples_file
 from corollout.training import estimate
+from corollout.training.samples import Message
+from tests.support.completions import make_samples
 from tests.support.language_models import VOCAB, language_model, policy_of
 from tests.support.tiny_models import CHAT, WORDS, make_tokenizer
 
@@ -18,6 +22,8 @@ transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from corollout.hf import PolicyGradientConfig, PolicyGradientTrainer, PromptColumn  # noqa: E402
+from corollout.hf.inspect import inspect_completions  # noqa: E402
+from corollout.hf.samples_file import SamplesFile  # noqa: E402
 
 # Accelerate and transformers warn about machines without accelerators and about themselves.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -184,27 +190,88 @@ def test_models_with_encoders_are_trained(tmp_path: Path):
 
 
 def test_samples_have_the_credit_of_every_token(tmp_path: Path):
-    make_trainer(tmp_path, samples_steps=2, max_steps=4).train()
-    records = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text("utf-8").splitlines()]
-    assert [record["update"] for record in records] == [1, 2, 4]
-    sequence = records[0]["contexts"][0]["sequences"][0]
-    assert len(sequence["credit"]) == len(sequence["tokens"])
+    make_trainer(tmp_path, [count_letters, short], samples_steps=2, max_steps=4).train()
+    records = read_samples_file(tmp_path / "samples.jsonl")
+    assert [record.update for record in records] == [1, 2, 4]
+    assert {record.estimator for record in records} == {"RLOO-4"}
+    context = records[0].contexts[0]
+    sequence = context.sequences[0]
+    assert len(sequence.credit) == len(sequence.tokens) == len(sequence.entropy)
+    assert sequence.rewards.keys() == {"count_letters", "short"}
+    row = ROWS[context.example]
+    assert (context.prompt, context.columns) == ([Message("", row["prompt"])], {"letter": row["letter"]})
 
 
 def test_samples_of_a_resumed_training_are_those_of_one_that_was_not_stopped(tmp_path: Path):
     options: dict[str, Any] = {"samples_steps": 1, "max_steps": 3, "save_strategy": "steps", "save_steps": 2.0}
     make_trainer(tmp_path, **options).train()
-    whole = (tmp_path / "samples.jsonl").read_bytes()
+    names = ("samples.jsonl", "completions.html")
+    whole = [(tmp_path / name).read_bytes() for name in names]
+    assert whole[0].count(b"\n") == whole[1].count(b'<option value="') - 1 - 5 - 3 == 3
     make_trainer(tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert (tmp_path / "samples.jsonl").read_bytes() == whole
-    assert whole.count(b"\n") == 3
+    assert [(tmp_path / name).read_bytes() for name in names] == whole
 
 
-def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path):
-    (tmp_path / "samples.jsonl").write_text("mine\n")
-    with pytest.raises(InputError, match="exists, and nothing is overwritten"):
-        make_trainer(tmp_path, samples_steps=1).train()
-    assert (tmp_path / "samples.jsonl").read_text() == "mine\n"
+def test_an_update_of_several_batches_is_kept_once(tmp_path: Path):
+    options: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    make_trainer(tmp_path, samples_steps=1, **options).train()
+    assert [record.update for record in read_samples_file(tmp_path / "samples.jsonl")] == [1, 2]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_files_of_somebody_else_are_left_alone(tmp_path: Path):
+    for name in ("samples.jsonl", "completions.html"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("mine\n")
+        with pytest.raises(InputError, match="exists, and nothing is overwritten"):
+            make_trainer(folder, samples_steps=1).train()
+        assert [path.name for path in folder.iterdir()] == [name]
+        assert (folder / name).read_text() == "mine\n"
+    with pytest.raises(InputError, match=r"completions\.html was not written by a training"):
+        SamplesFile(tmp_path / "completions", 2, {})  # resumed
+    with pytest.raises(InputError, match=r"samples\.jsonl, line 1 is damaged"):
+        SamplesFile(tmp_path / "samples", 2, {})
+
+
+def test_the_page_has_the_first_update_and_the_last_ones(tmp_path: Path):
+    file = SamplesFile(tmp_path, 0, {"model": "none"})
+    for update in range(1, 21):
+        file.add(make_samples(update))
+    page = (tmp_path / "completions.html").read_text("utf-8")
+    assert [int(update) for update in re.findall(r"<summary>Update (\d+)", page)] == [*range(20, 13, -1), 1]
+    again = SamplesFile(tmp_path, 10, {"model": "none"})
+    again.add(make_samples(11))
+    assert [record.update for record in read_samples_file(tmp_path / "samples.jsonl")] == [*range(1, 12)]
+
+
+@pytest.mark.parametrize("estimator", ["rloo-2", "arsm:budget=30"])
+def test_an_estimate_is_inspected(tmp_path: Path, estimator: str):
+    """By a policy or a trainer, for chats and plain prompts, without changing a weight."""
+    policy = policy_of(language_model("llama", dtype=torch.float32), make_tokenizer())
+    policy.tokenizer.chat_template = CHAT
+    rows = [{"prompt": [{"role": "user", "content": "a b"}]}, *({"prompt": "b c d"} for _ in range(5))]
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(len(tokens)) for tokens in completion_ids]
+
+    samples = inspect_completions(policy, rows, reward, estimator, max_completion_length=5, seed=3, batch_size=4)
+    assert [context.example for context in samples.contexts] == [*range(6)]
+    assert samples.contexts[0].prompt == [Message("user", "a b")]
+    sequences = [one for context in samples.contexts for one in context.sequences]
+    assert samples.reward == pytest.approx(sum(len(one.tokens) for one in sequences) / len(sequences))
+    assert all(one.reward == len(one.tokens) for one in sequences)
+    assert "".join(sequences[0].pieces).removesuffix("<end>") == policy.tokenizer.decode(
+        [token for token in sequences[0].tokens if token != 2]
+    )
+    branches = [branch for one in sequences for branch in one.branches]
+    assert bool(branches) == estimator.startswith("arsm")
+    write_completions_page(tmp_path / "page.html", [samples], {"model": "tiny"}, new=True)
+    assert (tmp_path / "page.html").read_text("utf-8").count('class="completion"') == len(sequences)
+    trainer = make_trainer(tmp_path, reward, estimator=estimator, model=language_model("llama", dtype=torch.float32))
+    before = weights(trainer).clone()
+    assert len(trainer.inspect(rows[1:3]).contexts) == 2
+    assert torch.equal(before, weights(trainer))
 
 
 def test_auto_uses_one_of_its_candidates(tmp_path: Path):

@@ -157,11 +157,13 @@ def test_coefficients_times_rewards_are_the_gradient(task: str, estimator: str, 
             total = rest[row, : len(main.steps)] * (not is_ars)
             for t, step in enumerate(main.steps):
                 for branch in step.branches:
-                    coefficients = branch.coefficients()
+                    steps, values, _ = branch.coefficients()
+                    coefficients = torch.zeros_like(total).index_copy_(0, steps, values)
                     assert branch.norm == pytest.approx(float(coefficients.norm()))
                     assert not is_ars or (branch.norm > 0 and not coefficients[torch.arange(len(total)) != t].any())
                     total += (branch.reward - main.reward * is_ars) * coefficients
                 if is_ars:
+                    assert sum(branch.credit for branch in step.branches) == pytest.approx(step.credit, abs=10 * atol)
                     assert len({branch.token for branch in step.branches}) == len(step.branches)
                     assert step.branches or step.is_zero
             torch.testing.assert_close(total, direct.gradient[row, : len(main.steps)], atol=atol, rtol=1e-4)

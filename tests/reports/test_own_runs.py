@@ -11,7 +11,7 @@ import pytest
 from corollout.errors import InputError
 from corollout.reports.comparison import compare, comparison_report, group_runs
 from corollout.reports.run_results import SplitScore
-from corollout.reports.samples import read_samples
+from corollout.reports.sample_records import read_samples
 from corollout.reports.verdict import Verdict, decide
 from corollout.tasks.captioning.metrics import CIDER
 from corollout.training import Run, Schedule, fit

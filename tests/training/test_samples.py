@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,12 +103,90 @@ def test_text_of_tokens():
 
     renderer = Renderer(words, (EOS,))
     assert renderer.pieces([1, 2, 5, 0], finished=True) == ["a", " b", " e", "<end>"]
-    assert renderer.pieces([3, 4, 1]) == ["c", "d", " a"]
-    assert (renderer.text([1, 2, 0], finished=True), renderer.text([], finished=False)) == ("a b <end>", "")
+    assert renderer.pieces([3, 4, 1]) == ["", "CD", " a"]
+    assert renderer.pieces([], finished=False) == []
+    assert renderer.departure([1, 2, 5, 0], 1, finished=True) == (" b", " e <end>")
+    assert renderer.departure([1, 2, 0], 2, finished=True) == ("<end>", "")
+    assert renderer.departure([1, 2, 3, 4], 2) == (" ", "CD")
     samples, _ = samples_of("arsm", decode=words)
     assert samples.separator == ""
     one = samples.contexts[0].sequences[0]
     assert "".join(one.pieces).removesuffix("<end>") == words([token for token in one.tokens if token != EOS])
+
+
+def as_bytes(ids: list[int]) -> str:
+    """Tokens that are bytes, as byte-level tokenizers decode them."""
+    return bytes(ids).decode(errors="replace")
+
+
+def test_characters_that_are_spread_over_tokens():
+    renderer = Renderer(as_bytes, (EOS,))
+    assert renderer.pieces(list("aé😀b".encode()), False) == ["a", "", "é", "", "", "", "😀", "b"]
+    cut = [*b"a", *"😀".encode()[:2]]
+    assert "".join(renderer.pieces(cut)) == as_bytes(cut) == "a\N{REPLACEMENT CHARACTER}"
+    assert renderer.departure(list("aé".encode()), 1) == ("", "é")
+    for seed in range(20):  # anything at all
+        ids = torch.randint(1, 256, (30,), generator=torch.Generator().manual_seed(seed)).tolist()
+        assert "".join(renderer.pieces(ids)) == as_bytes(ids)
+    # The slow way gives the same.
+    ids = list("Grüße, 世界 👋🏽!\n".encode())
+    assert renderer._exact_pieces(ids, as_bytes(ids)) == renderer.pieces(ids)
+
+
+def test_contexts_whose_rewards_are_equal_are_known():
+    def reward(sequences: list[list[int]], examples: list[int]) -> list[float]:
+        return [len(tokens) * (example == 100) for tokens, example in zip(sequences, examples, strict=True)]
+
+    for estimator in ("rloo-3", "arsm", "reinforce"):
+        batch = make_data(6).batch(range(4))
+        sample = estimate(make_engine(make_policy()), batch, reward, estimator, Noise(3))
+        samples = take_samples(sample, batch, 1, Renderer(None, (EOS,)), "NAME")
+        assert samples.estimator == "NAME"
+        assert samples.reward == pytest.approx(sample.mean_reward, rel=1e-4)
+        # REINFORCE's baseline knows the rewards of other contexts.
+        assert [context.teaches for context in samples.contexts] == [True, *[estimator == "reinforce"] * 3]
+        for number, context in enumerate(samples.contexts):
+            assert context.equal_rewards == (estimator != "reinforce" and number > 0)
+            assert context.teaches == any(any(one.credit) for one in context.sequences)
+
+
+def test_each_of_several_rewards_is_kept():
+    def length(sequences: list[list[int]]) -> list[float | None]:
+        return [len(tokens) if tokens else None for tokens in sequences]
+
+    batch = make_data(6).batch(range(2))
+    rewards = {"likeness": likeness, "length": length}
+    sample = estimate(make_engine(make_policy()), batch, rewards, "rloo-3", Noise(3))
+    for context in take_samples(sample, batch, 1, Renderer(None, (EOS,))).contexts:
+        for one in context.sequences:
+            count = len([token for token in one.tokens if token != EOS])
+            assert one.rewards["length"] == (count or None)
+            assert one.reward == pytest.approx((one.rewards["likeness"] or 0) + count, rel=1e-4)
+            assert one.log_probability == pytest.approx(float(np.log(one.probability).sum()), rel=1e-3)
+            assert all(0 <= value <= np.log(VOCAB) + 1e-6 for value in one.entropy)
+
+
+def test_sequences_that_are_kept_are_those_that_differ_most():
+    batch = make_data(6).batch(range(1))
+    sample = estimate(make_engine(make_policy()), batch, likeness, "rloo-12", Noise(3))
+    (context,) = take_samples(sample, batch, 1, Renderer(None, (EOS,))).contexts
+    rewards = sample.own_rewards - sample.own_rewards.mean()
+    kept = sorted(abs(one.reward - float(sample.own_rewards.mean())) for one in context.sequences)
+    assert kept == pytest.approx(sorted(rewards.abs().tolist())[-SEQUENCES:], rel=1e-3)
+    assert context.sequence_count == 12
+
+
+def test_logits_exist_for_a_few_sequences_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    whole, sample = samples_of("arsm")
+    sizes: list[int] = []
+    plain = type(sample).logits_of
+    monkeypatch.setattr("corollout.training.credit._LOGITS", 2 * sample.trajectories.tokens.shape[1] * VOCAB)
+    monkeypatch.setattr(
+        type(sample), "logits_of", lambda one, rows: sizes.append(rows.stop - rows.start) or plain(one, rows)
+    )
+    assert samples_of("arsm")[0].contexts[0] == whole.contexts[0]
+    assert sizes
+    assert max(sizes) == 2
 
 
 @pytest.mark.parametrize(
