@@ -15,9 +15,11 @@ from corollout.cli.terminal import Terminal
 from corollout.errors import DiskFullError, InputError, Interrupted
 from corollout.events import ignore
 from corollout.hf.generate import Generated, generate_completions
+from corollout.hf.inspection import inspect_language_model
 from corollout.hf.progress import metrics_text
 from corollout.hf.quiet import quiet
-from corollout.hf.settings import SETTINGS, GenerateSettings, Training
+from corollout.hf.settings import SETTINGS, GenerateSettings, InspectSettings, Training
+from corollout.hf.terminal import samples_heading, show_samples
 from corollout.hf.training import train_language_model
 from corollout.lab.on_language_model import lab_of_language_model
 from corollout.lab.settings import LanguageModelLabSettings
@@ -58,10 +60,13 @@ def train(settings: Training) -> None:
     console.print(". ".join(filter(None, [f"{trained.steps} steps", metrics_text(trained.metrics)])))
     console.print(f"Model: {trained.model}")
     console.print(f"What it writes: corollout lm generate --model {out} --prompt …")
+    if settings.training.samples_steps:
+        console.print(f"Where it went wrong: corollout lm inspect {out}")
 
 
 def lab(settings: LanguageModelLabSettings) -> None:
     """Measure gradient estimators on your model, prompts and reward: variance, cost, and variance × cost."""
+    keep_pages()
     try:
         with show_events() as on_event, quiet(on_event):
             result = lab_of_language_model(settings, on_event)
@@ -69,6 +74,20 @@ def lab(settings: LanguageModelLabSettings) -> None:
         kept = f"measurements are kept in {settings.folder}, and the same command continues"
         raise Interrupted(f"Stopped; {kept}.") from None
     print_lab(result)
+
+
+def inspect(settings: InspectSettings) -> None:
+    """Show completions with the credit of every token: those that a training has kept, or a fresh estimate's."""
+    with show_events() as on_event, quiet(on_event):
+        inspected = inspect_language_model(settings)
+    if settings.json:
+        for record in inspected.records:
+            typer.echo(json.dumps(asdict(record)))
+        return
+    console = Terminal()
+    console.rule(samples_heading(inspected.shown), align="left")
+    console.print(Padding(show_samples(inspected.shown), (1, 0, 0, 0)))
+    console.print(f"Page: {inspected.page}", soft_wrap=True)
 
 
 def _shown(generated: Generated) -> Text:

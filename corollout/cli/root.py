@@ -26,6 +26,7 @@ COMMANDS: dict[str, Target] = {
     "lab": Command("corollout.cli.lab:lab", "corollout.lab.settings:LabSettings"),
     "lm train": Command("corollout.cli.lm:train", "corollout.hf.settings:Training", extra=EXTRA),
     "lm generate": Command("corollout.cli.lm:generate", "corollout.hf.settings:GenerateSettings", extra=EXTRA),
+    "lm inspect": Command("corollout.cli.lm:inspect", "corollout.hf.settings:InspectSettings", extra=EXTRA),
     "lm lab": Command("corollout.cli.lm:lab", "corollout.lab.settings:LanguageModelLabSettings", extra=EXTRA),
     "data check": Command("corollout.cli.check:check", "corollout.cli.settings:CheckSettings"),
     "reproduce": "corollout.cli.reproduce:reproduce",

@@ -43,7 +43,7 @@ class SamplesFile:
         if os.path.lexists(self.path):
             write_file(self.path, b"".join(self._lines_until(update)))
         with os_errors(f"write {self.path}"):
-            self._file = self.path.open("ab", buffering=0)
+            self.path.touch()
 
     def _lines_until(self, update: int) -> list[bytes]:
         kept = []
@@ -69,8 +69,9 @@ class SamplesFile:
 
     def add(self, samples: Samples) -> None:
         """Append a record, and write the page anew."""
-        with os_errors(f"write {self.path}", left="its last lines are whole"):
-            append(self._file, (json.dumps(asdict(samples)) + "\n").encode())
+        line = (json.dumps(asdict(samples)) + "\n").encode()
+        with os_errors(f"write {self.path}", left="its last lines are whole"), self.path.open("ab", 0) as file:
+            append(file, line)
         self._remember(samples)
         assert self._first is not None
         write_completions_page(self.page, [self._first, *self._last], self._facts, curve=self._curve)

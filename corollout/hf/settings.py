@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from corollout.config import Extra, option, read_toml, required, switch
+from corollout.config import Extra, argument, option, read_toml, required, switch
 from corollout.errors import InputError
 
 EXTRA = Extra("hf", ("transformers", "accelerate", "datasets", "peft"))
@@ -160,3 +160,28 @@ class GenerateSettings(RewardSettings, PromptSettings, ModelSettings):
     dtype: Dtype = option("auto", "Type of the weights; auto: that of the files.")
     use_cpu: bool = switch("Compute on the CPU although there is another device.")
     json: bool = switch("Print a JSON object for each completion, one per line.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectSettings(RewardSettings, PromptSettings):
+    """The settings of ``lm inspect``: what a training has kept, or a fresh estimate."""
+
+    folder: Path | None = argument("Folder of a training that has kept completions, by --samples-steps.", None)
+    update: int | None = option(None, "Update to print, of those of FOLDER. [default: the last one]", least=1)
+    model: str | None = option(
+        None, "For a fresh estimate: a model's name at the hub, its folder, or the folder of a training."
+    )
+    estimator: str = option("rloo-4", "Gradient estimator, such as rloo-4 or arsm:budget=64.")
+    examples: int = option(4, "Number of prompts of the data set, from the first on.", least=1)
+    max_completion_length: int = option(64, "Most tokens of a completion.", least=1, most=1_000_000)
+    temperature: float = option(1.0, "Of the policy that is sampled and optimised.", least=1e-3, most=1_000)
+    batch_size: int = option(4, "Prompts of an estimate.", least=1, most=100_000)
+    seed: int = option(0, "Seed of the samples.")
+    dtype: Dtype = option("float32", "Type of the weights; auto: that of the files.")
+    use_cpu: bool = switch("Compute on the CPU although there is another device.")
+    html: Path | None = option(
+        None,
+        "File for the page. [default: completions.html in FOLDER; or here, numbered if there is one]",
+        metavar="<file>",
+    )
+    json: bool = switch("Print everything as a JSON object for each update, one per line.")

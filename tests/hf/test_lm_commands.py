@@ -1,5 +1,6 @@
 """``corollout lm`` with a tiny model: completions, a training that is stopped and resumed, and mistakes."""
 
+import io
 import json
 import os
 import shutil
@@ -12,15 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from corollout.cli.terminal import Terminal
 from corollout.config import Command, Extra, read_toml
 from corollout.data import Columns
 from corollout.errors import InputError, Interrupted
 from corollout.hf import PromptColumn
+from corollout.hf.terminal import extremes, show_samples
 from corollout.lab.lab import LARGE_SOFTMAX, default_estimators
 from corollout.lab.on_language_model import lab_of_language_model
 from corollout.lab.settings import LanguageModelLabSettings
 from corollout.reports.report import open_report
 from corollout.rollouts import Engine
+from corollout.training.samples import Message, SampledContext, SampledSequence, Samples
 from tests.support.commands import invoke, output, refusal
 from tests.support.language_models import language_model, small_engine
 from tests.support.tiny_models import save_tiny_model
@@ -247,6 +251,57 @@ def test_the_default_estimators_do_not_need_all_logits(monkeypatch: pytest.Monke
     assert reads == ["tokens"]
 
 
+# Where did it go wrong?
+
+
+def test_what_a_training_has_kept_is_shown_and_becomes_a_page(folder: Path):
+    output(*TRAIN, "--max-steps", "2", "--samples-steps", "1", "--out", "kept")
+    text = output("lm", "inspect", "kept")
+    records = [json.loads(line) for line in Path("kept/samples.jsonl").read_text().splitlines()]
+    assert all(part in text for part in ("update 2, by RLOO-2", "raised: ", "lowered: ", "Page: kept/completions.html"))
+    assert "update 1, by RLOO-2" in output("lm", "inspect", "kept", "--update", "1", "--html", "first.html")
+    assert "Where did it go wrong?" in Path("first.html").read_text()
+    shown = [json.loads(line) for line in output("lm", "inspect", "kept", "--json").splitlines()]
+    assert shown == records
+    assert "first.html exists" in refusal("lm", "inspect", "kept", "--html", "first.html")
+    assert "update 7 has kept no completions: those that have are 1, 2" in refusal(
+        "lm", "inspect", "kept", "--update", 7
+    )
+    Path("kept/completions.html").write_text("mine")
+    assert "is not such a page, and nothing is overwritten" in refusal("lm", "inspect", "kept")
+    assert Path("kept/completions.html").read_text() == "mine"
+
+
+def test_a_fresh_estimate_is_shown_and_becomes_a_page(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.chdir(tmp_path)
+    fresh = ["lm", "inspect", "--model", folder / "model", "--dataset", folder / "prompts.jsonl", "--use-cpu"]
+    fresh += ["--reward", "rewards_of_lm:late", "--max-completion-length", "4", "--examples", "2"]
+    (record,) = [json.loads(line) for line in output(*fresh, "--estimator", "arsm:budget=6", "--json").splitlines()]
+    assert [context["example"] for context in record["contexts"]] == [0, 1]
+    assert sum(one["branch_count"] for context in record["contexts"] for one in context["sequences"]) > 0
+    assert "a fresh estimate, by RLOO-4" in output(*fresh)
+    assert sorted(os.listdir()) == ["completions-2.html", "completions.html"]
+
+
+def test_tokens_are_marked_by_their_credit():
+    assert extremes([0.5, -1.0, 0.0, 2.0, 0.1, 0.2]) == ([3, 0, 5], [1])
+    assert extremes([0.0, 0.0]) == ([], [])
+    sequence = SampledSequence([3, 4], ["up", " \x1b[31mdown"], 0.5, -1.0, False, None, [1.0, -1.0], [0.5, 0.5])
+    context = SampledContext(0, {}, [sequence], [Message("user", "hi")], 1, teaches=False)
+    console = Terminal(width=100, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(show_samples(Samples(3, "", [context])))
+    text = console.export_text()
+    for part in (
+        "user: hi",
+        "It teaches nothing",
+        "up \\x1b[31mdown",
+        "raised: 'up' +1",
+        "lowered: '\\x1b[31mdown' -1",
+    ):
+        assert part in text
+
+
 # Mistakes
 
 
@@ -272,6 +327,10 @@ def test_the_default_estimators_do_not_need_all_logits(monkeypatch: pytest.Monke
         ([*TRAIN[1:], "--out", "new", "--lora-rank", "2", "--lora-targets", "x"], "this training cannot begin: Target"),
         ([*TRAIN[1:], "--out", "new", "--report-to", "nobody"], "this training cannot begin: "),
         ([*TRAIN[1:], "--out", "new", "--prompt-column", "text"], "has no column 'text': it has prompt, letter"),
+        (["inspect"], "name the folder of a training, or give --model and --dataset and --reward as well"),
+        (["inspect", "--model", "model"], "or give --dataset and --reward as well"),
+        (["inspect", "model"], "model has no samples.jsonl: train with --samples-steps, or give --model"),
+        (["inspect", "model", "--model", "x"], "leave out --model, or FOLDER"),
         ([*TRAIN[1:], "--out", "prompts.jsonl"], "prompts.jsonl is not a folder"),
     ],
 )
