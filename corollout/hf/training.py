@@ -6,18 +6,20 @@ from the newest checkpoint that is whole, and reaches the same weights.
 
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
 
 from corollout.config import from_table, to_table, write_toml
-from corollout.errors import CorolloutError, InputError, Interrupted
+from corollout.errors import CorolloutError, DiskFullError, InputError, Interrupted
 from corollout.estimators import make_estimator
 from corollout.events import Callback, ignore
-from corollout.files import os_errors, read_json
+from corollout.files import is_disk_full, os_errors, read_json
 from corollout.folders import FolderLock, temporary_folder
 from corollout.hf.config import PolicyGradientConfig
 from corollout.hf.data_files import read_prompts
@@ -32,6 +34,8 @@ from corollout.signals import StopRequest, deferred_stops
 from corollout.text import first_line
 
 PROMPTS = GENERATIONS = 4  # of a batch, and completions of each, unless something else is asked for
+# What safetensors and PyTorch say when a disk is full.
+_FULL_DISK = ("No space left on device", "os error 28", "PytorchStreamWriter failed writing")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -55,7 +59,7 @@ def train_language_model(
             lock.require_empty()
         trainer = make_trainer(settings, out, on_event)
         checkpoint = newest_checkpoint(out) if resume else None
-        with deferred_stops() as stop:
+        with deferred_stops() as stop, _disk_errors(out):
             write_toml(out / SETTINGS, to_table(settings))
             if resume and checkpoint is None:  # it was stopped before there was anything to go on from
                 for name in (SAMPLES, PAGE):
@@ -159,6 +163,22 @@ def _require_same(settings: TrainSettings, out: Path) -> None:
     if changed := [name for name in table if name not in FREE and table[name] != kept[name]]:
         names = ", ".join(changed)
         raise InputError(f"a resumed training keeps its settings: {names} must be as in {out / SETTINGS}")
+
+
+@contextmanager
+def _disk_errors(out: Path) -> Generator[None, None, None]:
+    """Inside, a disk that is full is told in a sentence, whichever library it was that wanted to write."""
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        text = str(error)
+        is_full = isinstance(error, OSError) and is_disk_full(error)
+        if is_full or any(words in text for words in _FULL_DISK):
+            left = "what was saved before is kept"
+            raise DiskFullError(f"cannot write to {out}: the disk is full, and {left}; make room") from error
+        raise
 
 
 class _Finished(Exception):

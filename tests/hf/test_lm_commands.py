@@ -3,9 +3,12 @@
 import io
 import json
 import os
+import random
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from tests.support.tiny_models import save_tiny_model
 
 pytest.importorskip("transformers")
 
+ROOT = Path(__file__).parents[2]
 REWARDS = """
 import os
 def late(completions, letter=None, **_):
@@ -170,6 +174,31 @@ def test_a_training_that_was_killed_before_its_first_checkpoint_begins_again(fol
     shutil.rmtree("killed/model")
     output("lm", "train", "--resume", "--out", "killed")
     assert weights("killed") == weights("never-stopped") != Path("model", "model.safetensors").read_bytes()
+
+
+@pytest.mark.prove
+def test_a_training_that_is_killed_again_and_again_reaches_the_same_bits(folder: Path):
+    options = ["--max-steps", "60", "--save-steps", "1", "--samples-steps", "7", "--beta", "0.01"]
+    output(*TRAIN, *options, "--out", "in-one-go")
+    draw, kills = random.Random(0), 0
+    for attempt in range(40):
+        arguments = [*TRAIN, *options] if attempt == 0 else ["lm", "train", "--resume"]
+        command = [sys.executable, "-m", "corollout", *arguments, "--out", "killed-often"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as process:
+            assert process.stderr is not None
+            if attempt < 8:
+                process.stderr.readline()  # the training has begun
+                time.sleep(0.5 * draw.random())
+                process.kill()
+            process.communicate()
+        if process.returncode == 0:
+            break
+        kills += 1
+    assert kills > 3
+    assert weights("killed-often") == weights("in-one-go")
+    for name in ("samples.jsonl", "completions.html"):
+        assert Path("killed-often", name).read_bytes() == Path("in-one-go", name).read_bytes()
 
 
 def test_a_finished_training_can_be_made_longer(folder: Path):
