@@ -35,7 +35,8 @@ def option(default: Any, help: str, **details: Any) -> Any:
     """A field of a settings class, with its default and its help text.
 
     ``details``: the bounds ``least`` and ``most``; ``choices``; ``none``, the word for None, such as "auto";
-    ``formerly``, its name in older files; and for the command line ``flags``, by default ``--name``, and ``metavar``.
+    ``formerly``, its name in older files; and for the command line ``flags``, by default ``--name``, ``metavar``, and
+    for lists of texts that may have commas ``one_by_one``: each entry has a flag of its own.
     """
     return dataclasses.field(default=default, metadata={"help": help, **details})
 
@@ -56,6 +57,14 @@ def switch(help: str, **more: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Extra:
+    """An extra of this package, ``pip install 'corollout[name]'``, and what is imported of the packages it brings."""
+
+    name: str
+    packages: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Command:
     """A command of the command line whose function is imported when it runs; its help needs only the settings."""
 
@@ -63,6 +72,7 @@ class Command:
     settings: type | str  # the settings class, or its import path
     help: str = ""  # by default the docstring of the function
     arguments: tuple[Any, ...] = ()
+    extra: Extra | None = None  # without which its function cannot be imported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +93,7 @@ class Option:
     metavar: str | None = None
     positional: bool = False
     switch: bool = False
+    one_by_one: bool = False
 
     @property
     def name(self) -> str:
@@ -98,8 +109,15 @@ class Option:
             raise InputError(f"{where} must be {self._expected(raw)}, not {_as_toml(raw)}")
         return tuple(self._checked(entry, raw, where) for entry in raw)
 
-    def parse(self, text: str, where: str) -> Any:
-        """The TOML value for the text of a flag; the entries of a list are separated by commas."""
+    def parse(self, given: str | list[str], where: str) -> Any:
+        """The TOML value for the text of a flag, or those of a flag that may be repeated.
+
+        The entries of a list are separated by commas, or each has a flag of its own.
+        """
+        if isinstance(given, list) and self.one_by_one:
+            self.value(given, where)
+            return given
+        text = given if isinstance(given, str) else ",".join(given)
         if self.optional and text == self.none:
             return text
         parts = [self._convert(part.strip()) for part in text.split(",") if part.strip()]

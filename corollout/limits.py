@@ -38,3 +38,4 @@ class Limit:
 
 PIXELS = Limit("COROLLOUT_MAX_PIXELS", 50_000_000, "pixels")
 ARRAY_BYTES = Limit("COROLLOUT_MAX_ARRAY_BYTES", 1 << 30, "bytes")
+TABLE_BYTES = Limit("COROLLOUT_MAX_TABLE_BYTES", 4 << 30, "bytes")

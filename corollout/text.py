@@ -42,3 +42,9 @@ def shortened(text: str, most: int = 120) -> str:
 def quoted(value: object, most: int = 120) -> str:
     """A value as Python writes it, in one line that is short enough for a message."""
     return shortened(_LINE_BREAK.sub(" ", repr(value)), most)
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of an error's message that says something: those of other libraries may have a page."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shortened(lines[0] if lines else type(error).__name__, most)

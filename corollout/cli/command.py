@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from corollout.config import NONE, Command, Option, from_table, import_object, merge, options_of
+from corollout.config import NONE, Command, Extra, Option, from_table, import_object, merge, options_of
 from corollout.errors import InputError, Interrupted
 from corollout.signals import ending_stops
 
@@ -131,9 +131,8 @@ def command(target: Callable[[Any], None] | Command) -> Callable[..., None]:
             section = flags
             for name in option.path[:-1]:
                 section = section.setdefault(name, {})
-            text = ",".join(value) if isinstance(value, list) else value
             label = option.name.upper() if option.positional else _flags(option)[0]
-            section[option.name] = text if option.type is bool else option.parse(text, label)
+            section[option.name] = value if option.type is bool else option.parse(value, label)
         try:
             function = _load(target)
             function(from_table(cls, merge(*(layers(flags) if layers else ()), flags), "the settings"))
@@ -161,9 +160,18 @@ def _load(target: Callable[[Any], None] | Command) -> Callable[[Any], None]:
     """The function of a command; PyTorch is imported here, which takes seconds."""
     if not isinstance(target, Command):
         return target
+    if target.extra is not None:
+        _require_extra(target.extra)
     with ending_stops():
         function = import_object(target.function)
     return lambda settings: function(settings, *target.arguments)
+
+
+def _require_extra(extra: Extra) -> None:
+    """Raise an error unless the packages of an extra are there."""
+    if missing := [name for name in extra.packages if find_spec(name) is None]:
+        which = f"the package {missing[0]}" if len(missing) == 1 else f"the packages {', '.join(missing)}"
+        raise InputError(f"this command needs {which}: pip install 'corollout[{extra.name}]'")
 
 
 def _annotation(option: Option, scale: str) -> Any:
@@ -190,7 +198,7 @@ def _metavar(option: Option) -> str:
         return option.metavar
     types = {int: "int", float: "float", str: "text", Path: "path"}
     one = types[option.type] if option.choices is None else "|".join(map(str, option.choices))
-    return f"<{one},…>" if option.is_list else f"<{one}>"
+    return f"<{one},…>" if option.is_list and not option.one_by_one else f"<{one}>"
 
 
 def _default(option: Option, scale: str) -> str:

@@ -7,7 +7,7 @@ from corollout.cli.tables import plain_table
 from corollout.cli.terminal import Terminal
 from corollout.errors import Interrupted
 from corollout.lab.on_run import lab_of_run
-from corollout.lab.report import lab_tables, write_lab
+from corollout.lab.report import LabResult, lab_tables, write_lab
 from corollout.lab.settings import LabSettings
 from corollout.lab.terminal import narrow, ratio_chart
 
@@ -20,10 +20,16 @@ def lab(settings: LabSettings) -> None:
     except KeyboardInterrupt:
         kept = f"measurements are kept in {settings.folder}, and the same command continues"
         raise Interrupted(f"Stopped; {kept}.") from None
+    print_lab(result)
+
+
+def print_lab(result: LabResult) -> None:
+    """Write the report of labs, and print their tables."""
     page = write_lab(result)
     console = Terminal()
     for point in result.points:
-        console.rule(Text(f"{result.run}, {point.name}", "bold"), align="left")
+        heading = result.name if point.name == result.name else f"{result.name}, {point.name}"
+        console.rule(Text(heading, "bold"), align="left")
         for table in map(narrow, lab_tables(point.lab)):
             console.print(plain_table(table.title, table.header, table.rows))
         console.print(ratio_chart(point.lab))

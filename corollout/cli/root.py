@@ -10,6 +10,7 @@ from corollout.cli.command import LazyGroup, Target
 from corollout.cli.terminal import print_error
 from corollout.config import Command, import_object
 from corollout.errors import InputError
+from corollout.hf.settings import EXTRA
 from corollout.tasks.spec import find_task, task_names
 
 # A command of this package is one entry. Those of tasks are in their specs.
@@ -23,6 +24,10 @@ COMMANDS: dict[str, Target] = {
     "export": Command("corollout.cli.export:export", "corollout.cli.settings:ExportSettings"),
     "inspect": Command("corollout.cli.inspect:inspect", "corollout.inspection.settings:InspectSettings"),
     "lab": Command("corollout.cli.lab:lab", "corollout.lab.settings:LabSettings"),
+    "lm train": Command("corollout.cli.lm:train", "corollout.hf.settings:Training", extra=EXTRA),
+    "lm generate": Command("corollout.cli.lm:generate", "corollout.hf.settings:GenerateSettings", extra=EXTRA),
+    "lm inspect": Command("corollout.cli.lm:inspect", "corollout.hf.settings:InspectSettings", extra=EXTRA),
+    "lm lab": Command("corollout.cli.lm:lab", "corollout.lab.settings:LanguageModelLabSettings", extra=EXTRA),
     "data check": Command("corollout.cli.check:check", "corollout.cli.settings:CheckSettings"),
     "reproduce": "corollout.cli.reproduce:reproduce",
 }

@@ -56,7 +56,7 @@ def inspect_completions(
     most = policy.prompt_room(max_completion_length)
 
     def batch(some: list[Row]) -> Batch:
-        return batch_of(some, text, most, policy.read_out_weight.device)
+        return batch_of(some, text, most, policy.device)
 
     def sample(some: Batch) -> Estimate:
         return estimate(engine, some, reward, made, Noise(seed), micro_batch=len(some))  # no graph, no backward pass

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from corollout.errors import InputError
-from corollout.text import shortened
+from corollout.text import first_line
 
 
 def load_model(name: str, options: dict[str, Any] | None = None) -> nn.Module:
@@ -16,8 +16,10 @@ def load_model(name: str, options: dict[str, Any] | None = None) -> nn.Module:
         config = AutoConfig.from_pretrained(name)
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         return kind.from_pretrained(name, **(options or {}))
-    except (OSError, ValueError) as error:
-        raise InputError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # of the network, of the hub, or whatever a damaged folder makes of the library
+        raise InputError(f"the model {name!r} cannot be loaded: {first_line(error)}") from error
 
 
 def load_tokenizer(model: str | nn.Module) -> Any:
@@ -28,13 +30,17 @@ def load_tokenizer(model: str | nn.Module) -> Any:
         raise InputError("the model does not say where it is from: give its tokenizer as processing_class")
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"the tokenizer of {name!r} cannot be loaded: {_first_line(error)}") from error
+    except Exception as error:
+        raise InputError(f"the tokenizer of {name!r} cannot be loaded: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return shortened(lines[0] if lines else type(error).__name__, 200)
+def require_vocabulary(rows: int, tokenizer: Any) -> None:
+    """Raise an error unless a model with so many tokens knows all of a tokenizer's."""
+    if len(tokenizer) > rows:
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model only {rows}: use the model's own tokenizer, or "
+            f"model.resize_token_embeddings({len(tokenizer)})"
+        )
 
 
 def without_adapter(kind: Any, model: nn.Module, tokenizer: Any) -> nn.Module | None:

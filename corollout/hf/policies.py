@@ -69,6 +69,10 @@ class LanguageModelPolicy(nn.Module, ABC):
         return self._output.weight
 
     @property
+    def device(self) -> torch.device:
+        return self._output.weight.device
+
+    @property
     @abstractmethod
     def _decoder(self) -> nn.Module: ...
 
@@ -102,8 +106,15 @@ class LanguageModelPolicy(nn.Module, ABC):
 
     def prompt_room(self, max_length: int) -> int | None:
         """The most tokens that a prompt may have if so many are generated; None if there is no limit."""
-        shared = 0 if self.inner.config.is_encoder_decoder else max_length
-        return None if self.max_positions is None else self.max_positions - shared
+        most = self.max_positions
+        if most is None or self.inner.config.is_encoder_decoder:
+            return most
+        if max_length >= most:
+            raise InputError(
+                f"max_completion_length is {max_length}, but the model's context window has {most} tokens, "
+                f"prompt included: lower it"
+            )
+        return most - max_length
 
     def graph_sizes(self, context: Context) -> GraphSizes:
         """Graphs whose activations take little memory beside the weights."""

@@ -67,9 +67,9 @@ class SamplesFile:
 
     def add(self, samples: Samples) -> None:
         """Append a record, and write the page anew."""
-        action = os_errors(f"write {self.path}", left="its last lines are whole")
-        with action, self.path.open("ab", buffering=0) as file:
-            append(file, (json.dumps(asdict(samples)) + "\n").encode())
+        line = (json.dumps(asdict(samples)) + "\n").encode()
+        with os_errors(f"write {self.path}", left="its last lines are whole"), self.path.open("ab", 0) as file:
+            append(file, line)
         self._remember(samples)
         assert self._first is not None
         write_completions_page(self.page, [self._first, *self._last], self._facts, curve=self._curve)

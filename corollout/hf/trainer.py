@@ -22,7 +22,7 @@ from corollout.files import check_entries, read_json, write_json
 from corollout.hf.config import PolicyGradientConfig
 from corollout.hf.data import PromptRows, Row, batch_of, collate
 from corollout.hf.inspect import inspect_rows, text_samples
-from corollout.hf.loading import load_model, load_tokenizer, without_adapter
+from corollout.hf.loading import load_model, load_tokenizer, require_vocabulary, without_adapter
 from corollout.hf.metrics import update_metrics
 from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
 from corollout.hf.rewards import RewardFunction, text_rewards
@@ -94,7 +94,7 @@ class PolicyGradientTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         kind = Seq2SeqPolicy if module.config.is_encoder_decoder else CausalLMPolicy
         self.policy: LanguageModelPolicy = kind(module, tokenizer)
-        _require_vocabulary(self.policy, tokenizer)
+        require_vocabulary(len(self.policy.read_out_weight), tokenizer)
         self.engine = self.policy.engine(
             args.max_completion_length, stop_strings=args.stop_strings, temperature=args.temperature
         )
@@ -300,15 +300,6 @@ def _eval_rows(given: Any) -> Any:
     if isinstance(given, dict):
         return {name: PromptRows(rows, f"eval_dataset {name!r}") for name, rows in given.items()}
     return PromptRows(given, "eval_dataset")
-
-
-def _require_vocabulary(policy: LanguageModelPolicy, tokenizer: Any) -> None:
-    vocabulary, rows = len(tokenizer), len(policy.read_out_weight)
-    if vocabulary > rows:
-        raise InputError(
-            f"the tokenizer has {vocabulary} tokens, but the model only {rows}: use the model's own tokenizer, or "
-            f"model.resize_token_embeddings({vocabulary})"
-        )
 
 
 def _ignore(*_: Any) -> None:

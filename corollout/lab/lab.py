@@ -38,6 +38,15 @@ SOFTMAX = (*_EVERY_HEAD, "arsm", "arsm:draws=8", "ars-5", *_SETS)
 _BUDGETS = ("arsm:budget=64,budget_per=example", "arsm:budget=64,budget_per=example,draws=4")
 LARGE_SOFTMAX = (*_EVERY_HEAD, *_BUDGETS, "ars-5:budget=32,budget_per=example", *_SETS)
 MANY_ACTIONS = 200
+# Of language models every completion is expensive, and so are lists of sixteen estimators.
+LANGUAGE_MODEL = (
+    "rloo-4",
+    "rloo-4:baseline=fitted",
+    "rloo-8:baseline=fitted",
+    "set-4:baseline=fitted",
+    "set-8:baseline=fitted",
+    "arsm:budget=64",
+)
 
 
 def default_estimators(engine: Engine, batch: Batch) -> tuple[str, ...]:
@@ -45,8 +54,8 @@ def default_estimators(engine: Engine, batch: Batch) -> tuple[str, ...]:
     if isinstance(engine.head, TreeHead):
         return TREE
     first = _first_context(batch)
-    sample = engine.decode(first.context, first.examples, Sampler("greedy"), Noise(0))
-    return LARGE_SOFTMAX if sample.trajectories.logits.shape[2] > MANY_ACTIONS else SOFTMAX
+    engine.decode(first.context, first.examples, Sampler("greedy"), Noise(0), "tokens")
+    return LARGE_SOFTMAX if (engine.output_width or 0) > MANY_ACTIONS else SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ def run_lab(
     base: str | None = None,
     seed: int = 0,
     folder: Path | str | None = None,
+    source: Mapping[str, Any] | None = None,
     on_event: Callback = ignore,
 ) -> Lab:
     """Measure estimators on one batch at the policy's current parameters, which are not changed.
@@ -97,7 +107,7 @@ def run_lab(
     In a ``folder`` everything is kept as soon as it is measured. Called again with the same settings, the lab continues
     where it was stopped; estimators may be added, and only the seconds of earlier ones are measured again. Each part
     of the work reports its progress to ``on_event``. The reward must not have a cache: a cached sequence would count as
-    free.
+    free. ``source`` says what else the measurements of a folder are of, such as the data: it must stay the same.
     """
     if len(batches) == 1:
         raise InputError("the variance between batches cannot be measured with one other batch: pass a dozen, or none")
@@ -125,7 +135,10 @@ def run_lab(
         "max_length": engine.max_length,
         "share_noise": engine.share_noise,
         "weights": digest_of(policy),
+        **(source or {}),
     }
+    if sum(p.numel() for p in policy.parameters() if p.requires_grad) > measurement.WIDTH:
+        settings["sketch"] = measurement.WIDTH
     store = Store(None if folder is None else Path(folder), settings)
     noise = Noise(seed)
 

@@ -1,8 +1,10 @@
 """Many gradient estimates at fixed parameters, and what is kept of them.
 
 Gradients are those that training uses: of the loss, minus the mean expected reward of the batch, as one vector. They
-are far too large to keep. What is kept are the means of ``BLOCKS`` blocks, to which estimates are dealt in turn:
-products of *different* blocks have no noise in common, so they give squared norms without bias.
+are far too large to keep, and those of large models too large to add up: these are sketched by ``WIDTH`` numbers (see
+:class:`GradientSketch`), which changes a variance by less than a thousandth. What is kept are the means of ``BLOCKS``
+blocks, to which estimates are dealt in turn: products of *different* blocks have no noise in common, so they give
+squared norms without bias.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ WARM_UP = 8  # estimates that an adaptive estimator learns from before it is mea
 _COLUMNS = 1 << 16  # parameters that are multiplied at once, in double precision
 _ROUNDING = 1e-12  # squared distances below this share of the squared norm are rounding errors
 _LEARNING = 1  # label of the noise of the warm-up
+WIDTH = 1 << 24  # longer gradients are sketched
 SEQUENCES = 8  # per context, with and without replacement, for the facts about a policy
 
 Products = Float[np.ndarray, "block block"]
@@ -41,7 +44,7 @@ def _draw(
     engine: Engine, batch: Batch, reward: AnyReward, estimator: Estimator, noise: Noise
 ) -> tuple[Estimate, Gradient, float]:
     """An estimate, its gradient, and the seconds that both took; the parameters' ``.grad`` are left as they were."""
-    with gradient_source(engine, batch, reward) as draw:
+    with gradient_source(engine, batch, reward, width=WIDTH) as draw:
         start = wall_time()
         sample, gradient = draw(estimator, noise)
         gradient[:1].sum().item()  # waits for a device that computes asynchronously

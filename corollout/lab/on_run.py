@@ -44,9 +44,14 @@ class RunLab:
     points: list[Point]
 
     @property
-    def run(self) -> str:
+    def name(self) -> str:
         """The name of the run's directory."""
         return os.path.basename(os.path.realpath(self.settings.run))
+
+    @property
+    def subject(self) -> dict[str, str]:
+        """What is measured, for the report."""
+        return {"run": self.name, "task": self.task}
 
 
 def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
@@ -54,12 +59,17 @@ def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
 
     Measurements are kept in ``settings.folder``. Called again with the same settings, this continues where it stopped.
     """
-    elsewhere = "choose another folder with --out"
-    if not is_empty(settings.folder, elsewhere) and not (settings.folder / POINTS).is_dir():
-        raise InputError(f"{settings.folder} is not empty and holds no earlier lab: {elsewhere}")
+    require_lab_folder(settings.folder)
     run = Run.open(settings.run)
     with FolderLock(settings.folder):
         return _measure_points(settings, run, on_event)
+
+
+def require_lab_folder(folder: Path) -> None:
+    """Raise an error unless a folder is new, empty, or that of an earlier lab."""
+    elsewhere = "choose another folder with --out"
+    if not is_empty(folder, elsewhere) and not (folder / POINTS).is_dir():
+        raise InputError(f"{folder} is not empty and holds no earlier lab: {elsewhere}")
 
 
 def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunLab:
@@ -99,11 +109,16 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
             reference_estimates=settings.reference_estimates,
             timing_rounds=settings.rounds,
             seed=settings.seed,
-            folder=settings.folder / POINTS / re.sub(r"[^\w.=-]+", "-", label).strip("-"),
+            folder=settings.folder / POINTS / folder_name(label),
             on_event=forward,
         )
         points.append(Point(label, weights, update, lab))
     return RunLab(run.task, reward_name, settings, points)
+
+
+def folder_name(label: str) -> str:
+    """The name of the folder with the measurements of a point."""
+    return re.sub(r"[^\w.=-]+", "-", label).strip("-")
 
 
 def split_names(texts: Sequence[str]) -> list[str]:

@@ -3,12 +3,12 @@
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from corollout.lab.advice import percent_text, range_text, short_number
 from corollout.lab.figures import COST_NAMES, cost_data, variance_data
 from corollout.lab.lab import Lab
-from corollout.lab.on_run import RunLab
+from corollout.lab.on_run import Point
 from corollout.lab.summary import COSTS, Interval, Row
 from corollout.reports.manifest import manifest
 from corollout.reports.report import Facts, Figure, Paragraph, Report, Section, Table
@@ -25,7 +25,23 @@ _VARIANCE_NOTE = (
 )
 
 
-def write_lab(result: RunLab) -> Path:
+@runtime_checkable
+class LabResult(Protocol):
+    """Labs of a run, or of a language model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def subject(self) -> dict[str, str]: ...
+    @property
+    def reward(self) -> str: ...
+    @property
+    def settings(self) -> Any: ...  # has a seed, and the folder for the report
+    @property
+    def points(self) -> list[Point]: ...
+
+
+def write_lab(result: LabResult) -> Path:
     """Write the report; return the path of its page."""
     several = len(result.points) > 1
     data = cost_data([(point.label, point.lab) for point in result.points])
@@ -46,11 +62,11 @@ def write_lab(result: RunLab) -> Path:
         # Single estimates are with the measurements.
         content = {name: value for name, value in point.lab.to_json().items() if name != "measurements"}
         numbers.append({"label": point.label, "weights": point.weights, "update": point.update, **content})
-    lab, run = result.points[0].lab, {"run": result.run, "task": result.task}
-    shown: dict[str, Any] = {**run}
+    lab, subject = result.points[0].lab, result.subject
+    shown: dict[str, Any] = {**subject}
     for name, value in asdict(result.settings).items():
-        if name not in ("run", "out") and value is not None:
-            shown[name.replace("_", " ")] = ", ".join(value) if isinstance(value, tuple) else value
+        if name not in (*subject, "out") and value not in (None, ()):
+            shown[name.replace("_", " ")] = ", ".join(map(str, value)) if isinstance(value, tuple) else value
     shown |= {"reward": result.reward, "examples": lab.facts.contexts}
     sections.append(Section("Settings", [Facts(shown)]))
     names = ", ".join(point.name for point in result.points)
@@ -59,8 +75,8 @@ def write_lab(result: RunLab) -> Path:
         f"variance, bias against {lab.settings['reference_estimates']} estimates by {lab.settings['reference']}, and "
         f"variance × cost."
     )
-    title, facts = f"Estimator lab: {result.run}", manifest(seed=result.settings.seed)
-    report = Report("lab", title, lead, sections, facts, {**run, "reward": result.reward, "points": numbers})
+    title, facts = f"Estimator lab: {result.name}", manifest(seed=result.settings.seed)
+    report = Report("lab", title, lead, sections, facts, {**subject, "reward": result.reward, "points": numbers})
     return report.write(result.settings.folder)
 
 

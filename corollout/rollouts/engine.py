@@ -146,6 +146,7 @@ class Engine:
         prompts: Sequence[Sequence[int]] | None = None,
         max_length: int | None = None,
         batch_size: int = 256,
+        examples: Sequence[int] | None = None,
     ) -> list[list[Decoded]]:
         """Sequences for each of some contexts: a tensor with a row for each, or a nest of such tensors.
 
@@ -155,13 +156,15 @@ class Engine:
         log-probabilities are by that distribution). ``prompts`` are tokens that each context's sequences begin with;
         they may differ in length, and are not repeated in the results. ``max_length`` counts new tokens.
 
-        The same seed gives the same sequences, whatever else is in the batch.
+        The same seed gives the same sequences, whatever else is in the batch: noise is drawn by the numbers of
+        contexts, which are 0, 1, … unless ``examples`` are others.
         """
         from corollout.rollouts.generation import Filters, generate  # which knows the engine
 
         filters = Filters(temperature, top_k, top_p)
         length = self.max_length if max_length is None else max_length
-        return generate(self, context, Sampler(mode, count), Noise(seed), filters, prompts, length, batch_size)
+        sampler, noise = Sampler(mode, count), Noise(seed)
+        return generate(self, context, sampler, noise, filters, prompts, length, batch_size, examples)
 
     @torch.no_grad()
     def decode(

@@ -92,6 +92,7 @@ def generate(
     prompts: Sequence[Sequence[int]] | None,
     max_length: int,
     batch_size: int,
+    examples: Sequence[int] | None = None,
 ) -> list[list[Decoded]]:
     """See :meth:`Engine.generate`."""
     _check(engine, sampler, filters)
@@ -99,6 +100,9 @@ def generate(
     require_count("batch_size", batch_size)
     tensor = _first_tensor(context)
     prompts = _checked_prompts(prompts, len(tensor))
+    keys = torch.arange(len(tensor)) if examples is None else torch.tensor(examples, dtype=torch.int64)
+    if len(keys) != len(tensor):
+        raise InputError(f"there are {len(keys)} examples for {len(tensor)} contexts: give a number for each")
     drawing = copy.copy(engine)
     drawing.max_length = max_length
     if filters != Filters():
@@ -109,11 +113,11 @@ def generate(
         # Contexts whose prompts are equally long, together.
         for length in lengths.unique().tolist():
             for numbers in (lengths == length).nonzero().squeeze(1).split(batch_size):
-                examples = numbers.to(tensor.device)
+                chosen = numbers.to(tensor.device)
                 drawing.prompts = torch.tensor([prompts[n] for n in numbers], dtype=torch.int64, device=tensor.device)
-                memory = call_encode(engine.policy, select(context, examples))
-                drawn = drawing.sample(memory, examples, sampler, noise, "tokens").trajectories
-                for number, sequence in zip(drawn.examples.tolist(), drawn.decoded(), strict=True):
+                memory = call_encode(engine.policy, select(context, chosen))
+                drawn = drawing.sample(memory, keys[numbers].to(tensor.device), sampler, noise, "tokens").trajectories
+                for number, sequence in zip(numbers[drawn.contexts.cpu()].tolist(), drawn.decoded(), strict=True):
                     results[number].append(sequence)
     return results
 

@@ -21,6 +21,7 @@ from corollout.text import quoted
 from corollout.training.base import GradientStatistics, flat_gradient, policy_module
 from corollout.training.estimates import Estimate, estimate
 from corollout.training.regularisation import Regulariser
+from corollout.training.running_variance import GradientSketch
 from corollout.types import Cost
 
 Now = Callable[[], float]
@@ -99,19 +100,27 @@ class Recorder:
 
 @contextmanager
 def gradient_source(
-    engine: Engine, batch: Batch, reward: AnyReward, regulariser: Regulariser | None = None
+    engine: Engine,
+    batch: Batch,
+    reward: AnyReward,
+    regulariser: Regulariser | None = None,
+    width: int | None = None,
 ) -> Generator[Draw, None, None]:
-    """Inside, gradient estimates are drawn for a batch; afterwards the parameters have their own gradients back."""
+    """Inside, gradient estimates are drawn for a batch; afterwards the parameters have their own gradients back.
+
+    Of gradients that are longer than ``width`` a sketch of that length is drawn, which has the same variance.
+    """
     policy = policy_module(engine, "the variance of a gradient")
     parameters = [p for p in policy.parameters() if p.requires_grad]
     kept = [p.grad for p in parameters]
+    sketch = None if width is None else GradientSketch(parameters, width)
 
     def draw(estimator: Estimator | str, noise: Noise) -> tuple[Estimate, Tensor]:
         for p in parameters:
             p.grad = None
         sample = estimate(engine, batch, reward, estimator, noise, regulariser=regulariser)
         sample.backward()
-        return sample, flat_gradient(parameters)
+        return sample, flat_gradient(parameters) if sketch is None or sketch.is_exact else sketch()
 
     try:
         yield draw

@@ -16,6 +16,7 @@ from corollout.training import estimate
 from corollout.training.samples import Message
 from tests.support.completions import make_samples
 from tests.support.language_models import VOCAB, language_model, policy_of
+from tests.support.tiny_models import CHAT, WORDS, make_tokenizer
 
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -26,20 +27,6 @@ from corollout.hf.samples_file import SamplesFile  # noqa: E402
 
 # Accelerate and transformers warn about machines without accelerators and about themselves.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-WORDS = ["<pad>", "<s>", "</s>", *"abcdefghijklmnopqrst"]
-CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-
-
-def make_tokenizer() -> Any:
-    import tokenizers
-
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
-
 
 ROWS = [{"prompt": f"{'b ' * (n % 3)}{letter}", "letter": letter} for n, letter in enumerate("cdefghij")]
 

@@ -30,7 +30,8 @@ PLACES = [
     "karel", "captions", "karel-run", "captions-run", "tuned-run", "report", "empty", "empty-run", "broken-run",
     "tree.safetensors", "refs.json", "hyps.json", "world.json", "garbage", "empty-file", "deep.json", "deep.toml",
     "config.toml", "image.png", "names.txt", "features.npy", "karel/train.jsonl", "captions/vocabulary.json",
-    "karel-run/best.safetensors", "missing", "missing/too", "/dev/null", "/proc/self/cmdline", "link-to-nothing",
+    "karel-run/best.safetensors", "lm", "prompts.jsonl", "prompts.csv", "scores.py:score",
+    "missing", "missing/too", "/dev/null", "/proc/self/cmdline", "link-to-nothing",
     "loop", "image.png/below", "[/b]\x1b[31m", "caf\udce9",
 ]  # fmt: skip
 # New places, for options that write: never outside of the folder.
@@ -57,7 +58,8 @@ PROGRAMS = ["DEF run m( move m)", "DEF run m( turnLeft move m)", "@garbage", "@m
 WORK = {
     "epochs", "budget", "estimates", "reference_estimates", "rounds", "batches", "train", "val", "test", "train_images",
     "val_images", "test_images", "count", "sample", "beam", "train_eval_examples", "tokens", "seconds", "workers",
-    "jobs", "threads", "words",
+    "jobs", "threads", "words", "max_steps", "num_train_epochs", "num_generations", "gradient_accumulation_steps",
+    "reward_workers", "lora_rank",
 }  # fmt: skip
 
 
@@ -78,8 +80,14 @@ QUICK = {
     "pretrain": "--scale tiny --epochs 1",
     "finetune": "--unit updates --budget 2 --evaluate-every 1 --batch-size 2",
     "lab": "--examples 2 --estimates 32 --reference-estimates 32 --rounds 1 --batches 0 --estimators rloo-2,sc",
+    "lm train": "--max-steps 1 --max-completion-length 3 --use-cpu",
+    "lm generate": "--max-completion-length 3 --use-cpu",
+    "lm lab": "--max-completion-length 2 --use-cpu --estimators rloo-2 --reference rloo-2 --reference-estimates 8 "
+    "--estimates 8 --examples 1 --rounds 1",
+    "lm inspect": "--max-completion-length 3 --use-cpu",
     "data karel": "--scale tiny --train 2 --val 1 --test 1 --longest 9",
 }
+_LM = "--model lm --dataset prompts.jsonl"
 # Command lines that work.
 USUAL = {
     "demo": ["--out new"],
@@ -92,6 +100,10 @@ USUAL = {
     "export": ["captions-run --out new", "karel-run --out new"],
     "inspect": ["karel-run", "captions-run --html new", "karel-run --json --estimator rloo-2"],
     "lab": ["karel-run", "captions-run --out new"],
+    "lm train": [f"{_LM} --reward scores.py:score --estimator rloo-2 --out new"],
+    "lm generate": ["--model lm --prompt a --beam 2", f"{_LM} --sample 2 --reward scores:score --json"],
+    "lm lab": [f"{_LM} --reward scores.py:score --out new"],
+    "lm inspect": [f"{_LM} --reward scores.py:score --html new", "empty"],
     "data check": ["karel", "captions", "karel/train.jsonl --skip-bad"],
     "data karel": ["--out new"],
     "data captions": [

@@ -41,6 +41,10 @@ READS = {
     ),
     "tree show tree.safetensors --data captions": "tree.safetensors captions/vocabulary.txt",
     "tree build --data captions --from huffman --out new": "captions/meta.json captions/tokens.npy",
+    "lm generate --model lm --dataset prompts.jsonl --max-completion-length 3": "lm/config.json prompts.jsonl",
+    "lm generate --model lm --dataset prompts.csv --max-completion-length 3": "prompts.csv lm/tokenizer.json",
+    "lm train --model lm --dataset prompts.jsonl --reward scores.py:score --max-steps 1 --max-completion-length 3 "
+    "--out new": "lm/config.json lm/model.safetensors prompts.jsonl scores.py",
     "karel run @program --world world.json": "program world.json",
 }
 TEXT = (".json", ".jsonl", ".toml", ".txt", "")
@@ -52,6 +56,8 @@ WRITES: tuple[str, ...] = (
     "export captions-run --out OUT",
     "compare karel-run tuned-run --out OUT",
     "inspect karel-run --estimator rloo-2 --html OUT",
+    "lm train --model lm --dataset prompts.jsonl --reward scores.py:score --max-steps 2 --save-steps 1 "
+    "--max-completion-length 3 --out OUT",
     "lab karel-run --examples 2 --estimates 8 --reference-estimates 8 --rounds 1 --batches 0 --estimators rloo-2,sc "
     "--out OUT",
 )

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,15 @@ def make_folder(folder: Path) -> None:
     (folder / "link-to-nothing").symlink_to("nowhere")
     (folder / "loop").symlink_to("loop")
     (folder / "[/b]\x1b[31m").mkdir(parents=True)
+    if find_spec("transformers") is not None:
+        from tests.support.tiny_models import save_tiny_model
+
+        save_tiny_model(folder / "lm")
+    (folder / "prompts.jsonl").write_text('{"prompt": "a b"}\n{"prompt": "c"}\n')
+    (folder / "prompts.csv").write_text('prompt,answer\n"a, b",c\nd,e\n')
+    (folder / "scores.py").write_text(
+        "def score(completions, **_):\n    return [len(text) / 9 for text in completions]\n"
+    )
 
 
 def refuse_experiments() -> None:
