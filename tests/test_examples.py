@@ -39,7 +39,7 @@ def test_the_example_with_a_language_model_leaves_weights_and_a_page(
     from examples.language_model import main
     from tests.support.tiny_models import save_tiny_model
 
-    model, out = save_tiny_model(tmp_path / "model"), tmp_path / "sentences"
+    model, out = save_tiny_model(tmp_path / "model", chats=True), tmp_path / "sentences"
     main(str(model), str(out), max_steps=2, max_completion_length=4, use_cpu=True, disable_tqdm=True)
     assert f"{out}/completions.html" in capsys.readouterr().out
     assert "<html" in (out / "completions.html").read_text("utf-8")

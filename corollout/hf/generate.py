@@ -95,11 +95,11 @@ def generate_completions(settings: GenerateSettings, on_event: Callback = ignore
         raise InputError("--reward-weights are for rewards: name them with --reward")
     policy = load_policy(settings.model, settings.dtype, settings.use_cpu)
     text = Text(policy.tokenizer)
-    engine = policy.engine(settings.max_completion_length)
+    engine = policy.engine(settings.max_completion_length, stop_strings=settings.stop_strings or None)
     reward: WeightedRewards | None = None
     if functions:
         reward = text_rewards(
-            functions, text, engine.eos, weights=settings.reward_weights or None,
+            functions, text, engine, weights=settings.reward_weights or None,
             workers=settings.reward_workers, timeout=settings.reward_timeout,
         )  # fmt: skip
     numbered = [{"number": number, "row": dict(row)} for number, row in enumerate(rows)]

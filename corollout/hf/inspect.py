@@ -37,6 +37,7 @@ def inspect_completions(
     *,
     max_completion_length: int = 256,
     temperature: float = 1.0,
+    stop_strings: Sequence[str] | None = None,
     reward_weights: Sequence[float] | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     seed: int = 0,
@@ -51,8 +52,8 @@ def inspect_completions(
     require_instance("policy", policy, LanguageModelPolicy, "a CausalLMPolicy or a Seq2SeqPolicy")
     require_count("max_completion_length", max_completion_length)
     text = Text(policy.tokenizer, chat_template_kwargs)
-    engine = policy.engine(max_completion_length, temperature=temperature)
-    reward, made = text_rewards(reward_funcs, text, engine.eos, weights=reward_weights), as_estimator(estimator)
+    engine = policy.engine(max_completion_length, stop_strings=stop_strings, temperature=temperature)
+    reward, made = text_rewards(reward_funcs, text, engine, weights=reward_weights), as_estimator(estimator)
     most = policy.prompt_room(max_completion_length)
 
     def batch(some: list[Row]) -> Batch:

@@ -83,6 +83,7 @@ def _of_fresh_estimate(settings: InspectSettings) -> Inspected:
         s.estimator,
         max_completion_length=s.max_completion_length,
         temperature=s.temperature,
+        stop_strings=s.stop_strings or None,
         reward_weights=s.reward_weights or None,
         seed=s.seed,
         batch_size=s.batch_size,

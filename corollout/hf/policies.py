@@ -5,7 +5,7 @@ the same as a forward pass of each whole sequence, to rounding: a policy compare
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -96,7 +96,7 @@ class LanguageModelPolicy(nn.Module, ABC):
     def _first_positions(self, prompts: Prompts) -> Int64[Tensor, " prompt"]:
         """At which position sequences of each prompt start."""
 
-    def engine(self, max_length: int, *, stop_strings: list[str] | None = None, **options: Any) -> Engine:
+    def engine(self, max_length: int, *, stop_strings: Sequence[str] | None = None, **options: Any) -> Engine:
         """An engine that samples from this policy: ``max_length`` counts generated tokens. A sequence stops with the
         token that completes one of the ``stop_strings`` in its text.
         """

@@ -10,6 +10,7 @@ from corollout.errors import InputError
 from corollout.hf.stop_strings import StopStrings
 from corollout.hf.text import Text
 from corollout.rewards import Reward, WeightedRewards
+from corollout.rollouts import Engine
 
 RewardFunction = Callable[..., Any]  # a list of numbers, None where the reward does not apply
 
@@ -59,15 +60,15 @@ async def _awaited(value: Any) -> Any:
 def text_rewards(
     functions: RewardFunction | Sequence[RewardFunction],
     text: Text,
-    end: int,
+    engine: Engine,
     *,
     weights: Sequence[float] | None = None,
     workers: int = 0,
     timeout: float | None = None,
     options: Mapping[str, Any] | None = None,
-    stops: StopStrings | None = None,
 ) -> WeightedRewards:
-    """One or several reward functions, ready for training."""
+    """One or several reward functions, ready for the sequences of an engine."""
+    stops = engine.stops if isinstance(engine.stops, StopStrings) else None
     several: list[Any] = (
         list(functions) if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
     )
@@ -83,6 +84,6 @@ def text_rewards(
         name = getattr(function, "__name__", type(function).__name__)
         if name in named:
             raise InputError(f"two of the reward functions are called {name!r}: give them different names")
-        adapted = TextReward(function, text, end, {} if workers else options or {}, stops)
+        adapted = TextReward(function, text, engine.eos, {} if workers else options or {}, stops)
         named[name] = Reward(adapted, workers=workers, timeout=timeout, name=name)
     return WeightedRewards(named, weights)

@@ -51,7 +51,20 @@ class RewardSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(RewardSettings, PromptSettings, ModelSettings):
+class StopSettings:
+    """Where completions end, besides the end token."""
+
+    stop_strings: tuple[str, ...] = option(
+        (),
+        "A completion ends with the token that completes this text. May be repeated.",
+        flags=("--stop",),
+        metavar="<text>",
+        one_by_one=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(StopSettings, RewardSettings, PromptSettings, ModelSettings):
     """The settings of ``lm train`` that a folder keeps."""
 
     eval_dataset: str | None = option(None, "Prompts to evaluate on, given as --dataset is.", metavar="<file|name>")
@@ -143,7 +156,7 @@ def kept_settings(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateSettings(RewardSettings, PromptSettings, ModelSettings):
+class GenerateSettings(StopSettings, RewardSettings, PromptSettings, ModelSettings):
     """The settings of ``lm generate``."""
 
     prompt: tuple[str, ...] = option((), "A prompt, instead of --dataset. May be repeated.", one_by_one=True)
@@ -163,7 +176,7 @@ class GenerateSettings(RewardSettings, PromptSettings, ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectSettings(RewardSettings, PromptSettings):
+class InspectSettings(StopSettings, RewardSettings, PromptSettings):
     """The settings of ``lm inspect``: what a training has kept, or a fresh estimate."""
 
     folder: Path | None = argument("Folder of a training that has kept completions, by --samples-steps.", None)

@@ -27,7 +27,6 @@ from corollout.hf.metrics import update_metrics
 from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
 from corollout.hf.rewards import RewardFunction, text_rewards
 from corollout.hf.samples_file import SamplesFile
-from corollout.hf.stop_strings import StopStrings
 from corollout.hf.text import Text
 from corollout.noise import Noise
 from corollout.training.estimates import Estimate, estimate
@@ -101,8 +100,8 @@ class PolicyGradientTrainer(Trainer):
         self.estimator = args.make_estimator()
         self._metrics: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("train", "eval")}
         self.reward = text_rewards(
-            reward_funcs, self.text, self.engine.eos, weights=args.reward_weights, workers=args.reward_workers,
-            timeout=args.reward_timeout, stops=cast(StopStrings | None, self.engine.stops),
+            reward_funcs, self.text, self.engine, weights=args.reward_weights, workers=args.reward_workers,
+            timeout=args.reward_timeout,
             options={"trainer_state": self.state, "log_extra": _ignore, "log_metric": self._log_metric},
         )  # fmt: skip
         self._regulariser: Regulariser | None = None

@@ -120,6 +120,7 @@ def trainer_config(settings: TrainSettings, out: Path) -> PolicyGradientConfig:
         "per_device_train_batch_size": s.per_device_train_batch_size or PROMPTS * count,
         "per_device_eval_batch_size": PROMPTS,
         "reward_weights": list(s.reward_weights) or None,
+        "stop_strings": list(s.stop_strings) or None,
         "eval_strategy": "no" if s.eval_dataset is None else "steps",
         "logging_steps": float(s.logging_steps),
         "save_steps": float(s.save_steps),

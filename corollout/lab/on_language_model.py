@@ -66,10 +66,10 @@ def lab_of_language_model(settings: LanguageModelLabSettings, on_event: Callback
         torch.set_num_threads(s.threads)
     with FolderLock(s.folder):
         policy = load_policy(s.model, s.dtype, s.use_cpu)
-        engine = policy.engine(s.max_completion_length, temperature=s.temperature)
+        engine = policy.engine(s.max_completion_length, stop_strings=s.stop_strings or None, temperature=s.temperature)
         text, most, device = Text(policy.tokenizer), policy.prompt_room(engine.max_length), policy.device
         reward = text_rewards(
-            functions, text, engine.eos, weights=s.reward_weights or None, workers=s.reward_workers,
+            functions, text, engine, weights=s.reward_weights or None, workers=s.reward_workers,
             timeout=s.reward_timeout,
         )  # fmt: skip
 
@@ -81,7 +81,12 @@ def lab_of_language_model(settings: LanguageModelLabSettings, on_event: Callback
         order = shuffled(torch.arange(len(rows)), Noise(s.seed)).split(count)
         others = [batch(some.tolist()) for some in islice(order, s.batches) if len(some) == count]
         label = model_name(s.model)
-        source = {"temperature": s.temperature, "dtype": s.dtype, "prompts": _digest([first, *others])}
+        source = {
+            "temperature": s.temperature,
+            "stop_strings": list(s.stop_strings),
+            "dtype": s.dtype,
+            "prompts": _digest([first, *others]),
+        }
         try:
             lab = run_lab(
                 engine, first, reward, list(dict.fromkeys(estimators)), batches=others, estimates=s.estimates,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corollout.config import argument, option, required, switch
-from corollout.hf.settings import Dtype, ModelSettings, PromptSettings, RewardSettings
+from corollout.hf.settings import Dtype, ModelSettings, PromptSettings, RewardSettings, StopSettings
 from corollout.training.settings import DATA_HELP, DEVICE_HELP
 
 BLOCKS = 8  # of estimates: see measurement.py
@@ -53,7 +53,7 @@ class LabSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelLabSettings(RewardSettings, PromptSettings, ModelSettings):
+class LanguageModelLabSettings(StopSettings, RewardSettings, PromptSettings, ModelSettings):
     """The settings of ``lm lab``: what is measured on which prompts, and where the results go."""
 
     estimators: tuple[str, ...] = option(

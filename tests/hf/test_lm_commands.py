@@ -384,3 +384,12 @@ def test_a_setting_that_is_kept_must_be_one(folder: Path):
     Path("broken/settings.toml").write_text("model = 3\n")
     with pytest.raises(InputError, match=r"the settings: training.model must be text"):
         raise invoke("lm", "train", "--resume", "--out", "broken").exception  # pyright: ignore
+
+
+def test_completions_stop_at_a_text(made: Path):
+    model = str(made / "model")
+    given = ["lm", "generate", "--model", model, "--prompt", "a b", "--sample", "30", "--stop", "c", "--json"]
+    lines = output(*given, "--max-completion-length", "12", "--use-cpu").splitlines()
+    texts = [json.loads(line)["completion"] for line in lines]
+    assert any(text.endswith("c") for text in texts)
+    assert all("c" not in text[:-1] for text in texts)

@@ -21,8 +21,11 @@ def make_tokenizer() -> Any:
     )
 
 
-def save_tiny_model(folder: Path, name: str = "llama") -> Path:
+def save_tiny_model(folder: Path, name: str = "llama", chats: bool = False) -> Path:
     """A model with random weights in a folder."""
     language_model(name, dtype=torch.float32).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    if chats:
+        tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
     return folder
