@@ -186,7 +186,7 @@ class PolicyGradientTrainer(Trainer):
             metrics[name].append(value)
         metrics["num_tokens"] = [float(self._tokens)]
         if self.accelerator.sync_gradients:  # the gradient of this update is complete
-            norm = total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+            norm = total_norm(p.grad for p in self.policy.parameters() if p.grad is not None)
             last = Seen(seen["reward"], norm, seen["entropy"], seen["completions/clipped_ratio"])
             for text in self._watchdog.look(last):
                 _LOGGER.warning(text)

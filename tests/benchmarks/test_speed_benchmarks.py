@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.progress import Progress
@@ -273,11 +274,21 @@ def test_captions_have_the_length_that_is_wanted():
 
 def test_the_share_of_bookkeeping(monkeypatch: pytest.MonkeyPatch):
     step, alone = Timing("step", 1, [4.0, 8.0, 10.0]), Timing("alone", 1, [3.0, 6.0, 5.0])
-    assert overhead.share(step, alone) == 0.25
+    assert overhead.Share.of(step, alone) == (0.25, 0.25, 0.5)
     with Progress(disable=True) as progress:
         result = overhead.run(True, progress)
     assert list(result["measurements"]["share_of_bookkeeping"]) == [KAREL, CAPTIONS]
     assert [target["passed"] for target in result["targets"]] == [None, None]
+
+
+def test_the_interval_of_the_share_contains_the_true_median_in_95_percent_of_all_cases():
+    random = np.random.default_rng(5)
+    inside = 0
+    for _ in range(2_000):
+        steps = random.exponential(size=41)
+        share = overhead.Share.of(Timing("step", 1, [1.0] * 41), Timing("alone", 1, list(1 - steps)))
+        inside += share.low <= np.log(2) <= share.high
+    assert 0.94 < inside / 2_000 < 0.98
 
 
 def test_an_update_without_bookkeeping_is_the_same_update(folder: Path):
