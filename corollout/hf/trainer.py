@@ -123,7 +123,7 @@ class PolicyGradientTrainer(Trainer):
         if self.train_dataset is None:
             raise InputError("training needs a train_dataset with a column 'prompt'")
         return self._get_dataloader(
-            dataset=self.train_dataset,
+            dataset=cast(Any, self.train_dataset),
             description="Training",
             batch_size=self.args.prompts_per_device,
             sampler_fn=cast(Any, self._get_train_sampler),
