@@ -95,7 +95,7 @@ def test_the_version_and_help_lists_all_commands_without_importing_them():
     result = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=False)
     names = re.findall(r"^  (\w+)", result.stdout.partition("Commands:")[2], re.MULTILINE)
     expected = {"demo", "pretrain", "finetune", "evaluate", "compare", "generate", "export", "inspect", "lab", "data"}
-    assert expected | {"reproduce", "karel", "tree", "score"} == set(names)
+    assert expected | {"lm", "reproduce", "karel", "tree", "score"} == set(names)
     assert result.stdout.splitlines()[-1] == "[]"
     assert subprocess.run([COROLLOUT, "--version"], capture_output=True, text=True).stdout.startswith("corollout 0.")
 
