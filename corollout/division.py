@@ -131,8 +131,9 @@ class Division:
         parts = self.processes.gather(torch.cat([place[:, None], bits], 1))
         table, before = torch.cat(parts), sum(map(len, parts[: self.processes.rank]))
         own, order = torch.arange(before, before + len(values), device=device), None
-        if bool((table[:, 0].diff() < 0).any()):
-            order = table[:, 0].argsort(stable=True)
+        arrived = table[:, 0]
+        if bool((arrived.diff() < 0).any()):
+            order = arrived.argsort(stable=True)
             table = table[order]
             own = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))[own]
         bits = table[:, 1:].contiguous()
