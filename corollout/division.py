@@ -31,7 +31,7 @@ def divide_evenly(count: int, parts: int) -> list[list[int]]:
     return [list(range(first, stop)) for first, stop in pairwise(starts)]
 
 
-def divide_by_cost(costs: Sequence[float], parts: int) -> list[list[int]]:
+def divide_by_cost(costs: Sequence[float | int], parts: int) -> list[list[int]]:
     """0 … ``len(costs)`` − 1 in parts of about equal cost: the costliest first, each to the part with least so far.
 
     The costliest part is at most 4/3 of what the best division has (Graham 1969). A cost of NaN is not known, and
