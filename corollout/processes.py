@@ -98,8 +98,9 @@ def joined(timeout: float | None = None) -> Generator[Processes, None, None]:
     reason: str | None = ""
     try:
         yield group
-    except ProcessError:
+    except ProcessError as error:
         reason = None
+        error.is_teller = error.is_teller and group.is_first_to_say(str(error))
         raise
     except BaseException as error:
         reason = str(error) or type(error).__name__
