@@ -48,8 +48,9 @@ def assert_close(one: Path, other: Path) -> None:
     records = [[r for r in Run.open(run).records() if r["kind"] in ("update", "evaluation")] for run in (one, other)]
     assert [len(part) for part in records] == [len(records[0])] * 2
     for mine, theirs in zip(*records, strict=True):
-        for name in mine.keys() - TIMED:
-            assert theirs[name] == pytest.approx(mine[name], rel=1e-9, abs=1e-12), (name, mine["update"])
+        for name in mine.keys() - TIMED - {"kind"}:
+            value = mine[name] if mine[name] is None else pytest.approx(mine[name], rel=1e-9, abs=1e-12)
+            assert theirs[name] == value, (name, mine["update"])
     states = [Run.open(run).load() for run in (one, other)]
     assert states[0] is not None
     assert states[1] is not None
@@ -74,15 +75,15 @@ def stopped_at(errors: str, out: Path) -> int:
 def test_a_run_goes_from_one_process_to_two_and_back(start: Path, tmp_path: Path) -> None:
     """It has the weights of one process that did it all; a signal to one rank stops both after the same update."""
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    output(*finetune(start, alone, 200))
+    output(*finetune(start, alone, 120))
     output(*finetune(start, shared, 20))
-    with Job(2, ["-m", "corollout", "finetune", "--resume", "--out", shared, "--budget", 200]) as job:
-        wait_for(shared / "metrics.jsonl", 35)
+    with Job(2, ["-m", "corollout", "finetune", "--resume", "--out", shared, "--budget", 120]) as job:
+        wait_for(shared / "metrics.jsonl", 30)
         os.kill(job.ranks()[1], signal.SIGUSR1)
         done = job.wait()
         assert job.orphans() == []
     reached = stopped_at(done.stderr, shared)
-    assert 30 < reached < 200
+    assert 25 <= reached < 120
     assert codes(done.stderr) == [138, 138]
     assert Run.open(shared).load()[0] == reached  # pyright: ignore[reportOptionalSubscript]
     output("finetune", "--resume", "--out", shared)
@@ -139,8 +140,8 @@ def test_a_rank_that_ends_or_hangs_is_named_in_time(start: Path, tmp_path: Path)
         assert done.returncode == 1
         [line] = told(done.stderr)
         assert re.fullmatch(sentence, line), line
-        assert Run.open(out).load() is not None
-        output("finetune", "--resume", "--out", out, "--budget", 100_001, "--patience", 1)
+        with Run.open(out, resume=True) as run:  # nothing in it is torn
+            assert run.load() is not None
 
 
 @pytest.mark.prove

@@ -23,15 +23,18 @@ class Job:
         arguments: Sequence[object],
         *,
         restarts: int = 0,
+        meeting: Sequence[str] = ("--standalone",),
         options: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        prefix: Sequence[str] = (),
     ):
+        """``meeting`` says how the machines of the job find each other; ``prefix`` runs a command on one of them."""
         self.mark, self.began = secrets.token_hex(8), time.monotonic()
-        words = ["--standalone", "--nproc-per-node", str(size), "--max-restarts", str(restarts), *options]
+        words = [*meeting, "--nproc-per-node", str(size), "--max-restarts", str(restarts), *options]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COROLLOUT_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words, *map(str, arguments)],
+            [*prefix, sys.executable, "-m", "torch.distributed.run", *words, *map(str, arguments)],
             env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), _MARK: self.mark, **(variables or {})},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
