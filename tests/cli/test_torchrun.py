@@ -174,7 +174,7 @@ def without_seconds(content: Any) -> Any:
 def test_a_script_trains_with_the_processes_that_torchrun_has_started(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     fit_script.main(alone, 20)
-    done = torchrun(2, ROOT / "tests" / "support" / "fit_script.py", shared, 11)
+    done = torchrun(2, ROOT / "tests" / "support" / "fit_script.py", shared, 10)
     assert done.returncode == 0, done.stderr
     assert Run.open(shared).summary is not None
     fit_script.main(shared, 20)
