@@ -23,3 +23,14 @@ class PolicyError(CorolloutError, RuntimeError):
 
 class Interrupted(CorolloutError):
     """Somebody stopped the work; what was done is saved."""
+
+
+class ProcessError(CorolloutError, RuntimeError):
+    """A process of a job of several was lost, or the processes have gone apart.
+
+    All other processes raise it, with the same sentence; the one in which ``is_teller`` is true should tell the user.
+    """
+
+    def __init__(self, message: str, is_teller: bool = True):
+        super().__init__(message)
+        self.is_teller = is_teller
