@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.imbalance import Counts, Prices, simulate
 
-GATHERED = 2  # bytes of a weight that computes, in bfloat16
+HALF = 2  # bytes of a weight that computes, in bfloat16
 GRADIENT = 4  # bytes of a gradient, in float32
 STATE = 16  # bytes of a weight with its gradient and both moments of Adam, all in float32
 ADAM = 28  # bytes that Adam reads and writes for a weight
@@ -52,13 +52,13 @@ class Shape:
     parameters: float
     layers: int
     cached: int  # bytes of keys and values for a token, in bfloat16
-    sharded: bool  # by FSDP2, over all GPUs; otherwise every GPU has a replica
-    scored_at_once: int  # tokens whose activations fit
+    tensors: int  # of weights
+    sharded: bool  # what the optimizer changes, by FSDP2 over all GPUs; otherwise every GPU has all of it
 
 
 SHAPES = (
-    Shape("1.5 B", 1.54e9, 28, 2 * 28 * 2 * 128 * 2, sharded=False, scored_at_once=32_768),
-    Shape("8 B", 8.03e9, 32, 2 * 32 * 8 * 128 * 2, sharded=True, scored_at_once=8_192),
+    Shape("1.5 B", 1.54e9, 28, 2 * 28 * 2 * 128 * 2, tensors=338, sharded=False),
+    Shape("8 B", 8.03e9, 32, 2 * 32 * 8 * 128 * 2, tensors=291, sharded=True),
 )
 
 
@@ -110,8 +110,12 @@ def all_gather(size: float, gpus: int, machine: Machine, hops: float) -> float:
 
 
 def state_bytes(shape: Shape, gpus: int) -> float:
-    """What a GPU holds before anything is generated; weights are whole while they generate."""
-    return shape.parameters * (STATE / (gpus if shape.sharded else 1) + GATHERED)
+    """What a GPU holds before anything is generated.
+
+    A replica has everything in float32, and a copy of its weights that computes. With shards, weights and their
+    gradients are whole in bfloat16, and what the optimizer changes is divided.
+    """
+    return shape.parameters * (2 * HALF + STATE / gpus if shape.sharded else STATE + HALF)
 
 
 def waves(shape: Shape, work: Work, gpus: int, machine: Machine) -> int | None:
@@ -132,7 +136,7 @@ def prices(shape: Shape, work: Work, counts: Counts, parts: int, machine: Machin
     stretch = work.completion / counts.mean_length
     forward = 2 * shape.parameters / machine.speed
     token = forward + shape.cached * (work.prompt + work.completion / 2) / machine.reading
-    step = max(shape.layers * machine.host, GATHERED * shape.parameters / machine.reading)
+    step = max(shape.layers * machine.host, HALF * shape.parameters / machine.reading)
     branches = work.branches / counts.mean_branches if work.branches else 0.0
     mains = work.sequences / counts.sequences
     generating = Prices(
@@ -141,18 +145,16 @@ def prices(shape: Shape, work: Work, counts: Counts, parts: int, machine: Machin
     return generating, Prices(3 * forward * work.prompt, 0.0, 3 * forward * stretch * mains, 0.0)
 
 
-def communicate(shape: Shape, work: Work, gpus: int, machine: Machine) -> float:
-    """Gradients of a replica are added once. Shards are gathered to generate, and for each pass of a micro-batch."""
+def communicate(shape: Shape, gpus: int, machine: Machine) -> float:
+    """Gradients are added once; with shards they are scattered, and weights gathered, one tensor after the other."""
     if gpus == 1:
         return 0.0
     agreeing = machine.meetings * (gpus - 1) * machine.agreement
     if not shape.sharded:
         return agreeing + all_reduce(GRADIENT * shape.parameters, gpus, machine)
-    scored = math.ceil(work.contexts / gpus) * (work.prompt + work.sequences * work.completion)
-    hops = shape.layers * (gpus - 1)  # a ring for each layer
-    gather = all_gather(GATHERED * shape.parameters, gpus, machine, hops)
+    hops = shape.tensors * (gpus - 1)  # a ring for each tensor
     scatter = all_gather(GRADIENT * shape.parameters, gpus, machine, hops)
-    return agreeing + gather + math.ceil(scored / shape.scored_at_once) * (2 * gather + scatter)
+    return agreeing + scatter + all_gather(HALF * shape.parameters, gpus, machine, hops)
 
 
 def update(
@@ -174,7 +176,7 @@ def update(
         steps=steps,
         tokens=load.mean - steps - scored,
         score=scored,
-        communicate=communicate(shape, work, gpus, machine),
+        communicate=communicate(shape, gpus, machine),
         optimizer=optimizer,
         wait=load.most - load.mean,
     )
