@@ -127,7 +127,9 @@ def test_the_parts_of_an_update(counts: dict[str, Counts], shape: Shape, work: W
     scored = work.contexts / 8 * (work.prompt + work.sequences * work.completion)
     assert few.score == pytest.approx(6 * shape.parameters * scored / Machine().speed, rel=0.05)
     assert many.score == pytest.approx(few.score / 32, rel=0.1)
-    assert many.steps > 0.3 * few.steps  # they do not become fewer
+    # They become no fewer, but for those of parts that a GPU has to generate one after the other.
+    parts = waves(shape, work, 8, Machine()) or 0
+    assert many.steps > 0.85 * few.steps / parts
     assert many.wait / many.total > few.wait / few.total
     assert min(few) > 0
     assert math.isclose(sum(few), few.total)
