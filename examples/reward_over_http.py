@@ -6,7 +6,7 @@ pauses, and gives up after a stated time with one sentence. The script trains wi
 it away for a moment. In two terminals, or on two machines:
 
     python examples/reward_over_http.py --serve --host 0.0.0.0 --port 8000
-    python examples/reward_over_http.py --url http://HOST:8000/score
+    torchrun --nproc-per-node 2 examples/reward_over_http.py --url http://HOST:8000/score
 
 Copy ``HttpReward``: what is sent and what is answered is between you and your service.
 """
@@ -32,6 +32,7 @@ import torch
 
 from corollout import Reward, Trainer, evaluate, pretrain
 from corollout.errors import InputError
+from corollout.processes import processes
 from corollout.tasks.sorting import sorted_exactly, sorting_data, sorting_engine
 
 # --- the client ----------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class HttpReward:
                     raise ConnectionError(
                         f"the reward service {self.url} gave no answer within {self.patience:g} s: attempt "
                         f"{attempt + 1} ended with {error}"
-                    ) from error
+                    ) from None
             except ValueError as error:
                 raise ValueError(f"the reward service {self.url} {error}") from None
         raise AssertionError  # count() does not end
@@ -116,7 +117,7 @@ class HttpReward:
         except (OSError, HTTPException) as error:
             late = time.monotonic() - started >= seconds
             what = f"no whole answer within {seconds:.3g} s" if late else f"{type(error).__name__}: {error}"
-            raise _NoAnswer(what) from error
+            raise _NoAnswer(what) from None
         finally:
             connection.close()
         if answer.status >= 500 or answer.status == BUSY:
@@ -225,6 +226,7 @@ class Service:
 def train(url: str, updates: int, service: Service | None) -> None:
     """Teach a policy to sort short lists by the rewards of a service, which goes away for a moment if it is ours."""
     torch.set_num_threads(1)
+    is_first = processes().is_first  # of several that torchrun has started, one talks
     engine, data = sorting_engine(symbols=6, longest=4, hidden=32), sorting_data(512, 6, 2, 4)
     policy: Any = engine.policy
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
@@ -238,9 +240,11 @@ def train(url: str, updates: int, service: Service | None) -> None:
             print("the service goes away for a second; the training waits")
             service.close()
             threading.Timer(1.0, service.start).start()
-        if metrics.update % (updates // 4) == 0:
+        if metrics.update % (updates // 4) == 0 and is_first:
             print(f"update {metrics.update:3d}: reward {metrics.reward:.2f}, {metrics.reward_calls:,} lists scored")
-    print(f"sorted right: {evaluate(engine, sorting_data(200, 6, 2, 4, seed=1), sorted_exactly):.0%}")
+    share = evaluate(engine, sorting_data(200, 6, 2, 4, seed=1), sorted_exactly)
+    if is_first:
+        print(f"sorted right: {share:.0%}")
 
 
 def main(
