@@ -1,0 +1,157 @@
+"""Trainings of tiny language models that several processes share, and what came of them: run by ``torchrun``.
+
+    python -m torch.distributed.run --nproc-per-node 2 -m tests.support.shared_trainings FOLDER NAME…
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from corollout.hf import PolicyGradientConfig, PolicyGradientTrainer
+from corollout.processes import Processes, processes
+from tests.support.language_models import language_model
+from tests.support.tiny_models import make_tokenizer
+
+# Eight rows: of batches of six, the second one has a row for each of two processes, and none for the third.
+ROWS = [{"prompt": f"{'b ' * (n % 3)}{letter}", "letter": letter} for n, letter in enumerate("cdefghij")]
+BATCH = 6  # prompts of all processes
+
+LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+SHARDED = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+# What differs from RLOO of a Llama model in double precision, whose updates are not clipped.
+CASES: dict[str, dict[str, Any]] = {
+    "rloo": {"estimator": "rloo-4"},
+    "fitted": {"estimator": "set-4:baseline=fitted"},
+    "budget": {"estimator": "arsm:budget=30,budget_per=update"},
+    "accumulated": {"gradient_accumulation_steps": 2, "max_grad_norm": 0.01, "optim": "adamw_torch"},
+    "t5": {"model": "t5", "beta": 0.1},
+    "lora": {"lora": LORA, "beta": 0.1},
+    "sharded": {**SHARDED, "max_grad_norm": 0.01, "optim": "adamw_torch"},
+    "sharded lora": {**SHARDED, "lora": LORA},
+}
+
+
+def letters(completions: list[str], letter: list[str], log_metric: Any = None, **_: Any) -> list[float | None]:
+    if log_metric is not None:
+        log_metric("prompted", 1.0)
+    counts = [completion.split().count(one) / 4 for completion, one in zip(completions, letter, strict=True)]
+    return [None if completion.startswith("a a") else count for completion, count in zip(completions, counts, strict=True)]
+
+
+def words(completions: list[str], **_: Any) -> list[float]:
+    return [len(completion.split()) / 10 for completion in completions]
+
+
+class Watched(transformers.TrainerCallback):
+    """Keeps the gradients of each update, whole."""
+
+    def __init__(self) -> None:
+        self.gradients: list[dict[str, Tensor]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
+        given = {name: whole(one.grad).clone() for name, one in model.named_parameters() if one.grad is not None}
+        self.gradients.append(given)
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def make(name: str, folder: Path, size: int, **more: Any) -> tuple[Any, Watched, list[list[Any]]]:
+    """The trainer of a case in one of ``size`` processes, and what collects its gradients and completions."""
+    case = {"estimator": "rloo-4", **CASES.get(name, {}), **more}
+    if size == 1:
+        case = {key: value for key, value in case.items() if not key.startswith("fsdp")}
+    os.environ.pop("ACCELERATE_USE_FSDP", None)
+    kind, lora, dtype = case.pop("model", "llama"), case.pop("lora", None), case.pop("dtype", torch.float64)
+    rows, rewards, watched = case.pop("rows", ROWS), case.pop("rewards", [letters, words]), Watched()
+    seen: list[list[Any]] = []
+
+    def looking(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
+        seen.extend([list(pair) for pair in zip(prompts, completions, strict=True)])
+        return [0.0] * len(completions)
+
+    peft_config = None
+    if lora is not None:
+        import peft
+
+        peft_config = peft.LoraConfig(**lora)
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": BATCH // size, "num_generations": 1, "max_completion_length": 4, "max_steps": 3,
+        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "report_to": "none", "use_cpu": True,
+        "disable_tqdm": True, "logging_steps": 1.0, "save_strategy": "no", "optim": "sgd", "max_grad_norm": 0.0, **case,
+    }  # fmt: skip
+    trainer = PolicyGradientTrainer(
+        language_model(kind, dtype=dtype),
+        [*rewards, looking],
+        PolicyGradientConfig(str(folder), **settings),
+        train_dataset=rows,
+        eval_dataset=ROWS[:5],
+        processing_class=make_tokenizer(),
+        callbacks=[watched],
+        peft_config=peft_config,
+    )
+    return trainer, watched, seen
+
+
+def results(trainer: Any, watched: Watched, seen: list[list[Any]], together: Processes) -> dict[str, Any]:
+    """What came of a training, the same in all processes."""
+    logged = [{key: value for key, value in one.items() if "runtime" not in key and "per_second" not in key}
+              for one in trainer.state.log_history]  # fmt: skip
+    return {
+        "completions": sorted(pair for part in together.gather_values(seen) for pair in part),
+        "logged": logged,
+        "gradients": watched.gradients,
+        "weights": {name: one.detach().clone() for name, one in trainer.policy.model.named_parameters()},
+    }
+
+
+def run(name: str, folder: Path, together: Processes) -> dict[str, Any]:
+    trainer, watched, seen = make(name, folder, together.size)
+    trainer.evaluate()
+    trainer.train()
+    return results(trainer, watched, seen, together)
+
+
+def save(path: Path, result: dict[str, Any]) -> None:
+    tensors = {f"weights/{name}": one.contiguous() for name, one in result["weights"].items()}
+    for step, gradients in enumerate(result["gradients"]):
+        tensors |= {f"{step}/{name}": one.contiguous() for name, one in gradients.items()}
+    safetensors.torch.save_file({name: one.clone() for name, one in tensors.items()}, path.with_suffix(".safetensors"))
+    path.with_suffix(".json").write_text(json.dumps({key: result[key] for key in ("completions", "logged")}))
+
+
+def load(path: Path) -> dict[str, Any]:
+    tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, one in tensors.items():
+        part, _, rest = name.partition("/")
+        parts.setdefault(part, {})[rest] = one
+    weights = parts.pop("weights")
+    gradients = [parts[step] for step in sorted(parts, key=int)]
+    return {**json.loads(path.with_suffix(".json").read_text()), "weights": weights, "gradients": gradients}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    together: Processes | None = None
+    for name in names:
+        with tempfile.TemporaryDirectory() as output:
+            PolicyGradientConfig(output, use_cpu=True, report_to="none")  # joins the other processes
+            together = processes() if together is None else together
+            result = run(name, folder / "output" / name, together)
+            if together.is_first:
+                save(folder / name, result)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
