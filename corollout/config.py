@@ -73,6 +73,7 @@ class Command:
     help: str = ""  # by default the docstring of the function
     arguments: tuple[Any, ...] = ()
     extra: Extra | None = None  # without which its function cannot be imported
+    several: bool = False  # whether torchrun may start it in several processes, which then divide the work
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,9 @@
 class CorolloutError(Exception):
     """Base of all errors raised on purpose."""
 
+    is_teller: bool | None = None
+    """Of several processes that raise the same error, whether this one tells the user; None if that was not agreed."""
+
 
 class InputError(CorolloutError, ValueError):
     """An argument, a file or a data set is not usable as it is."""
@@ -26,10 +29,7 @@ class Interrupted(CorolloutError):
 
 
 class ProcessError(CorolloutError, RuntimeError):
-    """A process of a job of several was lost, or the processes have gone apart.
-
-    All other processes raise it, with the same sentence; the one in which ``is_teller`` is true should tell the user.
-    """
+    """A process of a job of several was lost, or its processes have gone apart; all others raise the same sentence."""
 
     def __init__(self, message: str, is_teller: bool = True):
         super().__init__(message)

@@ -5,6 +5,7 @@ thread of its own: how often it has beaten, and how many calls it has made to th
 of all, the others only that of the first; who finds that a rank is lost writes a verdict to the store, which all adopt.
 """
 
+import hashlib
 import json
 import os
 import socket
@@ -89,6 +90,14 @@ class Heartbeat:
             written = mine
         self._verdict = Verdict(**json.loads(written))
         return self._verdict
+
+    def claim(self, sentence: str) -> bool:
+        """Whether this rank is the first to claim a sentence."""
+        key = f"said/{hashlib.sha256(sentence.encode()).hexdigest()}"
+        try:
+            return self._store.compare_set(key, "", str(self.rank)).decode() == str(self.rank)
+        except RuntimeError:  # the store is gone: rather twice than never
+            return True
 
     def missing(self, patience: float = CERTAIN) -> list[int]:
         """The ranks that have left or give no sign of life within ``patience`` seconds."""

@@ -1,6 +1,6 @@
-"""Signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM (schedulers) and SIGHUP (a terminal that was closed).
+"""Signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM and SIGUSR1 (schedulers), SIGHUP (a closed terminal).
 
-All three do the same. Those that were ignored when the process began, as by nohup, stay ignored.
+All of them do the same. Those that were ignored when the process began, as by nohup, stay ignored.
 """
 
 import os
@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _received: list[int] = []  # since the outermost of the contexts below was entered
 _depth = 0
+_asking: "StopRequest | None" = None  # whose signals divided work asks for
 
 
 def exit_code() -> int:
@@ -52,11 +53,35 @@ def ending_stops() -> Generator[None, None, None]:
         yield
 
 
-def end_at_once() -> None:
-    """From now on, a signal ends the process without a word: it has said all that there is to say."""
+def end_at_once(code: int | None = None) -> None:
+    """From now on, a signal ends the process without a word: it has said all that there is to say.
+
+    ``code`` is the exit code, if it is to be another than that of the signal.
+    """
+
+    def end(number: int, frame: object) -> None:
+        os._exit(code or 0)
+
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL if code is None else end)
+
+
+@contextmanager
+def without_stops() -> Generator[None, None, None]:
+    """Inside, signals wait; processes that are started inside get none until they call :func:`ignore_stops`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_stops() -> None:
+    """Ignore all signals that ask to stop, in a process that ends with its parent."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def silence_after_stop() -> None:
@@ -69,11 +94,17 @@ def silence_after_stop() -> None:
     sys.unraisablehook = show
 
 
+def requested() -> int:
+    """Inside ``StopRequest.asking``, the signal that has asked to stop; 0 for none."""
+    return 0 if _asking is None else _asking.number
+
+
 class StopRequest:
     """Whether a signal has asked to stop: ``if stop: …``."""
 
     def __init__(self) -> None:
         self._count, self._interrupts = 0, False
+        self.number = 0  # of the signal; 0 for none
 
     def __bool__(self) -> bool:
         return self._count > 0
@@ -94,10 +125,27 @@ class StopRequest:
         finally:
             self._interrupts = False
 
+    @contextmanager
+    def asking(self) -> Generator[None, None, None]:
+        """Inside, work that processes divide asks for signals by :func:`requested`, so that all stop at one place."""
+        global _asking
+        before, _asking = _asking, self
+        try:
+            yield
+        finally:
+            _asking = before
+
+    def adopt(self, number: int) -> None:
+        """Stop because another process of the job got this signal; 0 for none."""
+        if number and not self:
+            _received.append(number)
+            self._count, self.number = 1, number
+
     def note(self, number: int, frame: object) -> None:
         """The handler: the first signal is only noted, a second one interrupts at once."""
         _received.append(number)
         self._count += 1
+        self.number = self.number or number
         if self.is_urgent or self._interrupts:
             raise KeyboardInterrupt
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from corollout.launch import ranks_here
+
 WORTH_IT = 1.15  # more threads must be so many times as fast: on a busy machine they lose much more than they gain
 _SECONDS = 0.25  # to measure for
 _ROUNDS = 15
@@ -26,14 +28,15 @@ def choose_threads(work: Callable[[], object] | None = None) -> ThreadChoice:
     """As many threads as cores if ``work`` is clearly faster with them, otherwise one.
 
     ``work`` is a few milliseconds of what is to be computed, by default a step of a small LSTM. It is timed with one
-    thread and with all in turns, for a quarter of a second in all. OMP_NUM_THREADS, if it is set, decides instead.
+    thread and with all in turns, for a quarter of a second in all. OMP_NUM_THREADS, if it is set, decides instead. The
+    processes of a job that are on this machine share its cores.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if given.isdecimal() and int(given) > 0:
         return ThreadChoice(int(given), f"{_count(int(given))}: OMP_NUM_THREADS says so")
     cores = available_cores()
     if cores == 1:
-        return ThreadChoice(1, "1 thread: there is one core")
+        return ThreadChoice(1, f"1 thread: there is one core{' for each process' if ranks_here() > 1 else ''}")
     gain = _speed_up(work or _small_step(), cores)
     if gain > WORTH_IT:
         return ThreadChoice(cores, f"{_count(cores)}: measured {gain:.2f} × as fast as 1", measured=True)
@@ -42,13 +45,18 @@ def choose_threads(work: Callable[[], object] | None = None) -> ThreadChoice:
 
 
 def use_threads(threads: int | None) -> None:
-    """Compute with this number of threads; None: with the number that is chosen."""
+    """Compute with this number of threads; None: with the number that is chosen. The processes of a job on one machine
+    take no more than their share of its cores.
+    """
+    if threads is not None and ranks_here() > 1:
+        threads = min(threads, available_cores())
     torch.set_num_threads(choose_threads().threads if threads is None else threads)
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use: its share, if it is one of several of a job."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ranks_here())
 
 
 def _count(threads: int) -> str:

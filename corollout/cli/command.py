@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -16,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from corollout.config import NONE, Command, Extra, Option, from_table, import_object, merge, options_of
 from corollout.errors import InputError, Interrupted
+from corollout.launch import has_others
 from corollout.signals import ending_stops
 
 # A command, a function of one settings class, a group, or the import path of one of these.
@@ -124,25 +126,40 @@ def command(target: Callable[[Any], None] | Command) -> Callable[..., None]:
     ]
 
     def run(**given: Any) -> None:
+        if has_others() and not (isinstance(target, Command) and target.several):
+            raise InputError(
+                "this command runs in one process: start it without torchrun (several processes can divide the work of "
+                "pretrain, finetune, evaluate and lab)"
+            )
         flags: dict[str, Any] = {}
         for option in options:
             if (value := given[option.name]) is None or value == []:
                 continue
             section = flags
-            for name in option.path[:-1]:
-                section = section.setdefault(name, {})
+            for part in option.path[:-1]:
+                section = section.setdefault(part, {})
             label = option.name.upper() if option.positional else _flags(option)[0]
             section[option.name] = value if option.type is bool else option.parse(value, label)
-        try:
-            function = _load(target)
-            function(from_table(cls, merge(*(layers(flags) if layers else ()), flags), "the settings"))
-        except KeyboardInterrupt:
-            raise Interrupted("Stopped; what is complete is kept. Run the same command again.") from None
+        with _joined():
+            try:
+                function = _load(target)
+                function(from_table(cls, merge(*(layers(flags) if layers else ()), flags), "the settings"))
+            except KeyboardInterrupt:
+                raise Interrupted("Stopped; what is complete is kept. Run the same command again.") from None
 
     run.__name__, run.__doc__ = name, help_of(target)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     vars(run)["__signature__"] = inspect.Signature(parameters)
     return run
+
+
+def _joined() -> AbstractContextManager[Any]:
+    """Inside, the processes that torchrun has started are a group."""
+    if not has_others():
+        return nullcontext()
+    with ending_stops():
+        from corollout.processes import joined  # imports PyTorch
+    return joined()
 
 
 def settings_class(target: Callable[[Any], None] | Command) -> Any:

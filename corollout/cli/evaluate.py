@@ -8,6 +8,7 @@ import typer
 from corollout.cli.settings import Evaluating
 from corollout.cli.tables import evaluation_table
 from corollout.cli.terminal import Terminal
+from corollout.launch import is_first
 from corollout.training.start import evaluate_run, save_evaluation
 
 
@@ -22,6 +23,8 @@ def evaluate(settings: Evaluating) -> None:
         typer.echo(json.dumps(result.numbers()))
     else:
         Terminal().print(evaluation_table(result, settings.split, task.metric))
+    if not is_first():
+        return
     if os.access(settings.run, os.W_OK):
         save_evaluation(settings.run, settings.split, settings.weights, result)
     else:  # the run may be somebody else's

@@ -14,7 +14,7 @@ def pretrain_command(task: str) -> Command:
     help = (
         f"Train a model for {spec.name} by maximum likelihood, until its score on the validation data stops improving."
     )
-    return Command("corollout.cli.training:pretrain", pretrain_settings(spec), help, (task,))
+    return Command("corollout.cli.training:pretrain", pretrain_settings(spec), help, (task,), several=True)
 
 
 class Tasks(LazyGroup):

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -13,15 +14,20 @@ from corollout.cli.root import cli
 from corollout.cli.terminal import print_error
 from corollout.errors import CorolloutError, Interrupted
 from corollout.files import is_disk_full
+from corollout.launch import is_first
 from corollout.signals import end_at_once, exit_code, interrupting_stops
 from corollout.text import shortened
 
+_GRACE = 1.0  # seconds in which another process tells an error that all of them have
+_PATIENCE = 20.0  # the same before the processes have met, when another one may still be importing
 # The base of all errors of typer, which does not export it.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def run() -> int:
     """Run the command line of this process; the exit code."""
+    if not is_first():  # of several processes, one talks
+        _drop_output()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
@@ -41,6 +47,22 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _tell(error: BaseException, text: str, code: int = 1) -> None:
+    """Print what ended this process, unless another one of its job does: one error is told once.
+
+    The others wait a little before they end with the same code, because ``torchrun`` ends all when one has ended.
+    """
+    is_teller: bool | None = getattr(error, "is_teller", None)
+    if is_teller is None and not is_first():  # before the processes have met, the first one has the word
+        end_at_once(code)
+        time.sleep(_PATIENCE)
+    if is_teller is False:
+        end_at_once(code)
+        time.sleep(_GRACE)
+    else:
+        print_error(text)
+
+
 def _run() -> int:
     """Run the command line and report errors; the exit code."""
     try:
@@ -50,10 +72,10 @@ def _run() -> int:
             raise Interrupted("Stopped before anything was done. Run the same command again.")
         return code
     except Interrupted as error:
-        print_error(str(error))
+        _tell(error, str(error), exit_code())
         return exit_code()
     except CorolloutError as error:
-        print_error(f"error: {error}")
+        _tell(error, f"error: {error}")
     except BrokenPipeError:  # whoever reads the output has seen enough
         _drop_output()
         return 128 + signal.SIGPIPE
@@ -61,7 +83,7 @@ def _run() -> int:
         if error.filename is None and not is_disk_full(error):
             raise
         where = "standard output" if error.filename is None else shortened(str(error.filename))
-        print_error(f"error: cannot use {where}: {'the disk is full' if is_disk_full(error) else error.strerror}")
+        _tell(error, f"error: cannot use {where}: {'the disk is full' if is_disk_full(error) else error.strerror}")
         if error.filename is None:
             _drop_output()
     except (MemoryError, RuntimeError) as error:  # PyTorch raises either
@@ -69,10 +91,10 @@ def _run() -> int:
             isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
         ):
             raise
-        print_error("error: there is not enough memory: choose smaller sizes")
+        _tell(error, "error: there is not enough memory: choose smaller sizes")
     except _UsageError as error:
         text = io.StringIO()
         error.show(text)
-        print_error(text.getvalue().rstrip("\n"))
+        _tell(error, text.getvalue().rstrip("\n"), error.exit_code)
         return error.exit_code
     return 1

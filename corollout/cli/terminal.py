@@ -7,6 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from corollout.launch import is_first
 from corollout.text import shortened, visible
 
 _LONGEST_ERROR = 4000  # characters
@@ -16,6 +17,7 @@ class Terminal(Console):
     """A console that prints text as it is, control characters visibly; for colours, print ``Text`` with styles."""
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False, **options: Any):
+        options = {"quiet": not is_first(), **options}  # of several processes, one talks
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -30,4 +32,4 @@ class Terminal(Console):
 
 def print_error(message: str) -> None:
     """Print a message to standard error, as one line unless it has several itself."""
-    Terminal(stderr=True, soft_wrap=True).print(shortened(message, _LONGEST_ERROR))
+    Terminal(stderr=True, soft_wrap=True, quiet=False).print(shortened(message, _LONGEST_ERROR))

@@ -13,6 +13,8 @@ from corollout.compilation import announced
 from corollout.config import from_table
 from corollout.errors import DiskFullError, InputError, Interrupted
 from corollout.events import Event
+from corollout.launch import has_others
+from corollout.restarts import beginning, has_begun
 from corollout.tasks.spec import find_task
 from corollout.training.extension import EXTENDABLE, require_resumable
 from corollout.training.runs import CONFIG, Run
@@ -54,6 +56,8 @@ def train(
         settings = replace(settings, **extension)
     total = settings.budget if isinstance(settings, FinetuneSettings) else settings.epochs
     again = f"{command} --resume --out {shlex.quote(str(directory))}"
+    if has_others():
+        again += ", in one process or under torchrun as before"
     try:
         with show_events(None, title, total, unit, metric) as on_event:
             summary = resume_run(directory, on_event, accept_changes, threads, extension)
@@ -71,11 +75,11 @@ def train(
 def pretrain(settings: Any, task: str) -> None:
     """Train a model for a task by maximum likelihood."""
     s, again = settings, f"corollout pretrain {task}"
-    if s.resume:
+    if s.resume or has_begun(s.out, CONFIG):
         train(s.out, again, s.accept_changes, s.machine.threads, s.pretrain)
         return
     scale = s.scale or "small"
-    with announced(print_notes):
+    with announced(print_notes), beginning(s.out, CONFIG):
         create_pretraining(s.out, task, s.data, s.model, s.pretrain, s.machine, scale, s.tree, print_notes)
     train(s.out, again)
 
@@ -83,10 +87,10 @@ def pretrain(settings: Any, task: str) -> None:
 def finetune(settings: Finetuning) -> None:
     """Fine-tune the best weights of a run on its task's reward, with any estimator."""
     s = settings
-    if s.resume:
+    if s.resume or has_begun(s.out, CONFIG):
         train(s.out, "corollout finetune", s.accept_changes, s.machine.threads, s.finetune)
         return
     assert s.run is not None
-    with announced(print_notes):
+    with announced(print_notes), beginning(s.out, CONFIG):
         create_finetuning(s.out, s.run, s.finetune, s.machine, s.data, print_notes)
     train(s.out, "corollout finetune")

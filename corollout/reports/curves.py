@@ -18,7 +18,8 @@ from corollout.reports.tables import number
 from corollout.reports.typed import build
 from corollout.tasks.task import Metric
 from corollout.text import shortened
-from corollout.training.runs import Run, metric_of
+from corollout.training.run_metric import metric_of
+from corollout.training.runs import Run
 
 Series = list[tuple[np.ndarray, np.ndarray]]  # of each seed: positions on the axis, and values
 _POINTS = 120  # of a curve that has a value for each update

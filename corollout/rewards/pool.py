@@ -23,6 +23,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn
 
 from corollout.errors import InputError, RewardError
+from corollout.signals import ignore_stops, without_stops
 
 # Seconds that a worker whose pipe was closed may take to leave before it is killed.
 GRACE = 5.0
@@ -126,7 +127,8 @@ class WorkerPool:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, self._task), daemon=True)
             try:
-                process.start()
+                with without_stops():  # until it ignores them
+                    process.start()
             except BaseException:
                 ours.close()
                 raise
@@ -224,8 +226,9 @@ def _ending(code: int) -> str:
 
 def _serve(connection: Connection, task: bytes) -> None:
     """A worker's life: load the task, then answer jobs until the pipe is closed."""
-    # Ctrl-C reaches every process of a terminal: the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches every process of a terminal, and torchrun signals all that its processes have started: the parent
+    # decides what it means.
+    ignore_stops()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         function = pickle.loads(task)  # noqa: S301 (it comes from the parent process)

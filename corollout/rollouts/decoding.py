@@ -3,6 +3,7 @@
 import torch
 
 from corollout.data import Columns
+from corollout.dividing import batches, divided
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.types import Decoded, Sampler
@@ -11,7 +12,10 @@ from corollout.types import Decoded, Sampler
 def decode(
     engine: Engine, columns: Columns, sampler: Sampler, *, seed: int = 0, batch_size: int = 256, device: str = "cpu"
 ) -> list[list[list[int]]]:
-    """The sequences of each example, best first; the policy sees the context only."""
+    """The sequences of each example, best first; the policy sees the context only.
+
+    The processes of a job divide the batches; all of them make this call, and get all sequences.
+    """
     decoded = decode_scored(engine, columns, sampler, seed=seed, batch_size=batch_size, device=device)
     return [[one.tokens for one in sequences] for sequences in decoded]
 
@@ -20,12 +24,16 @@ def decode_scored(
     engine: Engine, columns: Columns, sampler: Sampler, *, seed: int = 0, batch_size: int = 256, device: str = "cpu"
 ) -> list[list[Decoded]]:
     """:func:`decode` with log-probabilities."""
-    outputs: list[list[Decoded]] = []
-    for index in torch.arange(len(columns)).split(batch_size):
+    parts = batches(len(columns), batch_size)
+
+    def decode_part(number: int) -> list[list[Decoded]]:
+        index = torch.tensor(parts[number])
         batch = columns.batch(index, device)
         drawn = engine.decode(batch.context, batch.examples, sampler, Noise(seed), "tokens").trajectories
         groups: list[list[Decoded]] = [[] for _ in index]
         for context, sequence in zip(drawn.contexts.tolist(), drawn.decoded(), strict=True):
             groups[context].append(sequence)
-        outputs += groups
-    return outputs
+        return groups
+
+    decoded = divided(len(parts), decode_part)
+    return [[Decoded(*one) for one in group] for part in decoded for group in part]

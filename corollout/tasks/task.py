@@ -16,6 +16,7 @@ import numpy as np
 
 from corollout.config import NONE, from_table
 from corollout.data import Columns, Split, check_device
+from corollout.dividing import batches, divided
 from corollout.errors import CorolloutError, InputError
 from corollout.events import Callback, ignore
 from corollout.files import digest_of
@@ -139,14 +140,23 @@ class Task(ABC):
         return None
 
     def evaluate(self, engine: Engine, split: Split, beam: int = 0) -> Evaluation:
-        """Evaluate a policy: by default the reward of each example's greedy sequence, and of the best of a beam."""
+        """Evaluate a policy: by default the reward of each example's greedy sequence, and of the best of a beam.
+
+        Of several processes all make this call; ``decode`` divides the examples among them.
+        """
         if len(split) == 0:
             raise InputError("the split has no example to evaluate on")
         reward = self.reward(self.rewards[0], split)
 
         def scores(sampler: Sampler) -> np.ndarray:
             best = [outputs[0] for outputs in decode_scored(engine, split.columns, sampler, device=self.device)]
-            values = output_rewards(reward, split.columns, range(len(best)), best)
+            parts = batches(len(best), 256)
+
+            def rewards_of(number: int) -> list[float]:
+                rows = parts[number]
+                return output_rewards(reward, split.columns, rows, best[rows.start : rows.stop]).tolist()
+
+            values = np.array([value for part in divided(len(parts), rewards_of) for value in part])
             return values[~np.isnan(values)]
 
         return RewardEvaluation(scores(Sampler("greedy")), scores(Sampler("beam", beam)) if beam else None)

@@ -14,7 +14,8 @@ from corollout.tasks.spec import Metric, find_task
 from corollout.text import visible
 from corollout.training.base import BaseTrainer
 from corollout.training.finetuning import Trainer
-from corollout.training.runs import CONFIG, METRICS, SAMPLES, Run, is_of_command, metric_of
+from corollout.training.run_metric import metric_of
+from corollout.training.runs import CONFIG, METRICS, SAMPLES, Run, is_of_command
 
 CARD = "README.md"
 _MARK = re.compile(r"\n<!-- written by corollout, digest ([0-9a-f]+) -->\n$")

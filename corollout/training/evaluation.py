@@ -7,6 +7,7 @@ import torch
 
 from corollout.arguments import require_count, require_instance
 from corollout.data import Columns, Data, check_device
+from corollout.dividing import batches, divided
 from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.rewards import AnyReward, as_reward
@@ -28,7 +29,8 @@ def evaluate(
 ) -> float:
     """The mean reward of greedy sequences, or of sampled ones, over a data set; skipped ones are left out.
 
-    Several rewards are added up, weighted by ``reward_weights``.
+    Several rewards are added up, weighted by ``reward_weights``. The processes of a job divide the data; all of them
+    make this call, and get the same number.
     """
     require_instance("engine", engine, Engine, "an Engine, as in Engine(policy, bos=1, eos=0, max_length=20)")
     data = Columns.of(data)
@@ -39,10 +41,13 @@ def evaluate(
     if len(data) == 0:
         raise InputError("there is no example to evaluate on")
     reward = as_reward(reward, reward_weights)
-    values = []
-    for index in torch.arange(len(data)).split(batch_size):
-        batch = data.batch(index, device)
+    parts = batches(len(data), batch_size)
+
+    def rewards_of(number: int) -> list[float]:
+        batch = data.batch(torch.tensor(parts[number]), device)
         drawn = engine.decode(batch.context, batch.examples, Sampler(mode), Noise(seed), "tokens").trajectories
         columns = batch.aligned(drawn.contexts)
-        values.append(reward(drawn.lists(), batch.examples.tolist(), columns, drawn.finished.tolist()).values)
-    return float(torch.cat(values).nanmean())
+        return reward(drawn.lists(), batch.examples.tolist(), columns, drawn.finished.tolist()).values.tolist()
+
+    values = [value for part in divided(len(parts), rewards_of) for value in part]
+    return float(torch.tensor(values, dtype=torch.float64).nanmean())

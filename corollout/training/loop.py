@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 from corollout.arguments import is_number, require_callable, require_count, require_instance, require_number
 from corollout.errors import InputError, Interrupted
-from corollout.events import Callback, Event, note, warning
-from corollout.signals import deferred_stops
+from corollout.events import Callback, Event, ignore, note, warning
+from corollout.processes import Processes, processes
+from corollout.signals import StopRequest, deferred_stops
 from corollout.text import quoted
 from corollout.training.base import BaseTrainer
 from corollout.training.card import write_card
@@ -104,6 +105,9 @@ def fit(
 
     If the run is finished, its summary is returned; unless the schedule is longer now: then the run goes on from its
     last checkpoint, as if it had had this schedule from the start. Events go to ``on_event``, by default the trainer's.
+
+    The processes of a job all call this, and ``evaluate`` is called in all of them; the numbers of the first count,
+    which alone writes to the run and reports events. A signal to any of them stops all after the same update.
     """
     require_instance("trainer", trainer, BaseTrainer, "a Trainer or an MLETrainer")
     require_instance("run", run, (Run, Path, str), "a Run, as Run.create(directory, config) makes it, or a directory")
@@ -112,11 +116,15 @@ def fit(
     require_instance("metric", metric, str, "the name of a number that evaluate returns")
     on_event = trainer.on_event if on_event is None else on_event
     require_callable("on_event", on_event, "a function of an Event")
+    group = processes()
+    if not group.is_first:
+        on_event = ignore
     if not isinstance(run, Run):
-        has_run = (Path(run) / CONFIG).exists()
+        has_run = group.from_first((Path(run) / CONFIG).exists())
         with Run.open(run, resume=True) if has_run else Run.create(run, {}) as opened:
             return fit(trainer, opened, schedule, evaluate, metric, on_event=on_event)
-    if (summary := run.summary) is not None and schedule.is_complete(summary):
+    summary: Any = group.from_first(run.summary if group.is_first else None)
+    if summary is not None and schedule.is_complete(summary):
         return summary
     if not is_of_command(run.config):
         numbers = {name: value for name, value in asdict(schedule).items() if value is not None}
@@ -133,7 +141,9 @@ def fit(
         return {"epochs": trainer.epochs, "tokens": trainer.tokens, "seconds": trainer.seconds}
 
     def save() -> None:
+        nonlocal saved, saved_update
         run.save(trainer.updates, join_states({"learner": trainer.state(), "progress": State({}, asdict(progress))}))
+        saved, saved_update = time.monotonic(), trainer.updates
 
     with deferred_stops() as stop, _reporting(trainer, log):
         progress, saved = _resume(trainer, run, on_event), time.monotonic()
@@ -142,15 +152,18 @@ def fit(
             log(note(_new_end(trainer, schedule, progress)))
         run.unfinish()
         while True:
+            group.during = f"update {trainer.updates + 1}"
             reached = getattr(trainer, schedule.unit)
-            if reached >= progress.next_evaluation:
+            is_due = reached >= progress.next_evaluation
+            if is_due:
                 numbers: dict[str, Any] = {"update": trainer.updates, **counts()}
                 try:
-                    with trainer.eval_weights(), stop.interrupting():
-                        numbers |= _measured(evaluate(), metric, progress)
+                    with trainer.eval_weights(), _interrupting(stop, group):
+                        numbers |= _of_first(group, _measured(evaluate(), metric, progress))
                 except KeyboardInterrupt:
                     if stop.is_urgent:
                         raise
+                    _agreed(group, stop)
                     if saved_update != trainer.updates:
                         save()
                     raise _interrupted(trainer, run) from None
@@ -164,15 +177,14 @@ def fit(
                 log(Event("evaluation", numbers))
                 # The checkpoint first: the best weights can be written again from it, but not the other way round.
                 save()
-                saved, saved_update = time.monotonic(), trainer.updates
                 if is_best:
                     _write_best(trainer, run)
-            elif stop or time.monotonic() - saved > schedule.save_seconds:
+            is_stopping, may_save = _agreed(group, stop, time.monotonic() - saved > schedule.save_seconds)
+            if not is_due and (is_stopping or may_save):
                 save()
-                saved, saved_update = time.monotonic(), trainer.updates
             if reached >= schedule.total or progress.stopped:
                 break
-            if stop:
+            if is_stopping:
                 raise _interrupted(trainer, run)
             log(Event("update", asdict(trainer.step())))
         summary = {
@@ -183,9 +195,30 @@ def fit(
             "stopped_early": progress.stopped,
             "misses": progress.misses,
         }
-        write_card(run, trainer, summary)
+        if group.is_first:
+            write_card(run, trainer, summary)
         run.finish(summary)
     return summary
+
+
+def _agreed(group: Processes, stop: StopRequest, may_save: bool = False) -> tuple[bool, bool]:
+    """Whether any process was asked to stop, as all of them then are; and whether the first one wants to save."""
+    said = group.exchange([stop.number, may_save])
+    number = max(number for number, _ in said)
+    stop.adopt(number)
+    return number > 0, bool(said[0][1])
+
+
+@contextmanager
+def _interrupting(stop: StopRequest, group: Processes) -> Generator[None, None, None]:
+    """Inside, a signal interrupts an evaluation: at once, or where the processes that divide it ask for signals."""
+    if group.size == 1:
+        with stop.interrupting():
+            yield
+        return
+    group.during = "an evaluation"
+    with stop.asking():
+        yield
 
 
 def _measured(numbers: Any, metric: str, progress: _Progress) -> dict[str, float]:
@@ -196,6 +229,13 @@ def _measured(numbers: Any, metric: str, progress: _Progress) -> dict[str, float
     if math.isnan(numbers[metric]) and progress.best_score == -math.inf:
         raise InputError(f"evaluate returned NaN for {metric!r}: no weights could ever be kept as the best")
     return dict(numbers)
+
+
+def _of_first(group: Processes, numbers: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of the first process: by those, all decide alike."""
+    if group.size == 1:
+        return numbers
+    return group.from_first({name: float(number) for name, number in numbers.items()})
 
 
 def _new_end(trainer: BaseTrainer[Any], schedule: Schedule, progress: _Progress) -> str:
@@ -233,9 +273,10 @@ def _resume(trainer: BaseTrainer[Any], run: Run, on_event: Callback) -> _Progres
     if progress.best_score == -math.inf:  # stopped in the first evaluation
         return progress
     try:
-        update = read_weights(run.best)[1].get("update")
+        update = read_weights(run.best)[1].get("update") if processes().is_first else None
     except InputError:
         update = None
+    update = processes().from_first(update)
     if update != str(progress.best_update):
         if progress.best_update == trainer.updates:
             _write_best(trainer, run)  # killed after the checkpoint
@@ -247,6 +288,8 @@ def _resume(trainer: BaseTrainer[Any], run: Run, on_event: Callback) -> _Progres
 
 
 def _write_best(trainer: BaseTrainer[Any], run: Run) -> None:
+    if not processes().is_first:
+        return
     with trainer.eval_weights():
         write_weights(run.best, trainer.policy.state_dict(), {"update": str(trainer.updates)})
 

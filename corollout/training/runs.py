@@ -4,12 +4,16 @@
 ``checkpoints/``, ``best.safetensors``, ``summary.json`` when it is finished, and ``.lock`` while it is written to. A
 run that is killed at any instant can be resumed; what it recorded after its last checkpoint is then dropped, because it
 will be recorded again.
+
+Of the processes of a job, the first writes. The others take the same steps: to create a run, to open it to resume it
+and to load its checkpoint are calls that all of them make; what they record is dropped.
 """
 
+import functools
 import json
 import math
 import os
-import reprlib
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,11 +24,12 @@ from corollout.config import read_toml, toml_text
 from corollout.errors import InputError
 from corollout.event_file import EventFile
 from corollout.events import Callback, ignore, numbers_of, warning
-from corollout.files import append, check_entries, os_errors, read_bytes, read_json, write_file, write_json
+from corollout.files import append, check_entries, os_errors, read_json, write_file, write_json
 from corollout.folders import FolderLock, is_empty, settle_folder, staged
-from corollout.tasks.spec import Metric, find_task, is_task_path, own_metric
+from corollout.processes import processes
 from corollout.text import quoted
 from corollout.training.checkpoints import State, newest_checkpoint, settle_checkpoints, write_checkpoint
+from corollout.training.records import check_measurement, read_records
 
 CONFIG = "config.toml"
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
@@ -64,31 +69,23 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def metric_of(run: "Run") -> Metric:
-    """What a run is compared by: its task's metric or, if it was made in Python with another one, that."""
-    task = run.config.get("task")
-    if is_of_command(run.config):
-        return find_task(task).metric
-    key = training_settings(run.config).get("metric") or _evaluated(run)
-    if is_task_path(task) and (metric := find_task(task).metric).key == key:
-        return metric
-    return own_metric(str(key))
-
-
-def _evaluated(run: "Run") -> str:
-    """What the evaluations of a run without settings of its training are called."""
-    counts = ("kind", "update", "epochs", "tokens", "seconds")
-    names = [name for record in run.records("evaluation")[:1] for name in record if name not in counts]
-    if not names:
-        raise InputError(f"{run.directory} has no complete evaluation in {METRICS}: resume it, or leave it out")
-    return names[0]
-
-
 def wrong_kind(kind: object) -> str:
     """What is wrong with a run that is neither a pre-training nor a fine-tuning."""
     if kind is None:
         return f'its {CONFIG} has no entry "kind" ("pretrain" or "finetune"), and no section "{FIT}" of a call of fit'
     return f'the entry "kind" of its {CONFIG} is {quoted(kind)}, and must be "pretrain" or "finetune"'
+
+
+def _by_writer(method: Callable[..., None]) -> Callable[..., None]:
+    """A method of ``Run`` that writes: in processes that follow another one, it does nothing."""
+
+    @functools.wraps(method)
+    def write(self: "Run", *arguments: Any, **options: Any) -> None:
+        self._require_writer()
+        if not self._follows:
+            method(self, *arguments, **options)
+
+    return write
 
 
 class Run:
@@ -97,9 +94,9 @@ class Run:
     A writer holds the lock of the directory until it closes or dies; readers need none, even while a run is written.
     """
 
-    def __init__(self, directory: Path, config: dict[str, Any], lock: FolderLock | None):
+    def __init__(self, directory: Path, config: dict[str, Any], lock: FolderLock | None, follows: bool = False):
         self.directory, self.config = directory, config
-        self._lock = lock
+        self._lock, self._follows = lock, follows  # another process of the job writes
         self._lines: dict[str, IO[bytes]] = {}  # open files of records
         self._events: EventFile | None = None
         self._purge_step: int | None = None
@@ -111,7 +108,10 @@ class Run:
         """Begin a run in a new or empty directory; ``fill`` writes what it needs besides its settings to a folder."""
         directory = _as_path(directory)
         require_instance("the settings of a run", config, Mapping, "a dict of what TOML can hold")
-        text = toml_text(config)
+        return cls._of_job(directory, lambda: cls._created(directory, toml_text(config), fill))
+
+    @classmethod
+    def _created(cls, directory: Path, text: str, fill: Callable[[Path], None]) -> "Run":
         require_no_run(directory)
         lock = _lock(directory)
         try:
@@ -129,6 +129,10 @@ class Run:
     def open(cls, directory: Path | str, resume: bool = False) -> "Run":
         """Open an existing run: to resume it (then call :meth:`load` first), or only to read it."""
         directory = _as_path(directory)
+        return cls._of_job(directory, lambda: cls._opened(directory, True)) if resume else cls._opened(directory, False)
+
+    @classmethod
+    def _opened(cls, directory: Path, resume: bool) -> "Run":
         if not (directory / CONFIG).is_file():
             raise InputError(f"{directory} is not a run directory: it has no {CONFIG}")
         lock = _lock(directory) if resume else None
@@ -138,6 +142,16 @@ class Run:
             if lock is not None:
                 lock.release()
             raise
+
+    @classmethod
+    def _of_job(cls, directory: Path, make: Callable[[], "Run"]) -> "Run":
+        """The run that the first process of the job makes; the others follow it."""
+        group, run = processes(), None
+        with group.agreed():
+            if group.is_first:
+                run = make()
+        text = group.from_first("" if run is None else toml_text(run.config))
+        return cls(directory, tomllib.loads(text), None, follows=True) if run is None else run
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the settings; empty if there is none."""
@@ -168,7 +182,8 @@ class Run:
         changed = {**self.section(section), **entries}
         if changed != self.config.get(section):
             self.config = {**self.config, section: changed}
-            write_file(self.directory / CONFIG, toml_text(self.config))
+            if not self._follows:
+                write_file(self.directory / CONFIG, toml_text(self.config))
 
     @property
     def best(self) -> Path:
@@ -185,6 +200,7 @@ class Run:
         path, advice = self.directory / "summary.json", "remove it to resume the run"
         return check_entries(read_json(path, advice), path, advice) if path.exists() else None
 
+    @_by_writer
     def log(self, kind: str, record: dict[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``, and its numbers to TensorBoard at the step ``record["update"]``.
 
@@ -203,6 +219,7 @@ class Run:
                 self._events = self._events or EventFile(self.directory / "events", self._purge_step)
                 self._events.scalars(update, numbers)
 
+    @_by_writer
     def log_samples(self, record: dict[str, Any]) -> None:
         """Append a line to ``samples.jsonl``."""
         self._append(SAMPLES, _finite(record))
@@ -213,35 +230,19 @@ class Run:
         """
         records = [record for record in self.records() if record["kind"] in ("update", "evaluation")]
         for record in records:
-            where = f"{self.directory / METRICS}: the record {reprlib.repr(record)}"
-            check_entries(record, where, update=int, tokens=(int, float), seconds=(int, float))
-            for name, value in record.items():
-                numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-                if name != "kind" and not all(isinstance(one, int | float | None) for one in numbers):
-                    raise InputError(f"{where} is damaged: its entry {name!r} is not a number")
+            check_measurement(record, self.directory / METRICS)
         return records
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """All records of a kind, or of every kind, in their order. An incomplete last line is left out."""
-        records = self._read(METRICS, kind=str)
+        records = read_records(self.directory / METRICS, kind=str)
         return [record for record in records if kind is None or record["kind"] == kind]
 
     def samples(self) -> list[dict[str, Any]]:
         """All samples that were taken, in their order. An incomplete last line is left out."""
-        return self._read(SAMPLES, update=int)
+        return read_records(self.directory / SAMPLES, update=int)
 
-    def _read(self, name: str, **types: type) -> list[dict[str, Any]]:
-        path = self.directory / name
-        lines = read_bytes(path).split(b"\n")[:-1] if path.exists() else []
-        records = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}, line {number} is damaged: it is not valid JSON ({error})") from error
-            records.append(check_entries(record, f"{path}, line {number}", "", **types))
-        return records
-
+    @_by_writer
     def save(self, step: int, state: State) -> None:
         """Write a checkpoint after ``step`` updates, together with the lengths of metrics and samples at that point."""
         lengths = {}
@@ -256,8 +257,22 @@ class Run:
     def load(self, on_event: Callback = ignore) -> tuple[int, State] | None:
         """Step and state of the newest complete checkpoint; None if the run was stopped before its first.
 
-        If the run is resumed, all records after the checkpoint are dropped.
+        If the run is resumed, all records after the checkpoint are dropped; the processes of a job get what the first
+        one reads.
         """
+        if self._lock is None and not self._follows:
+            return self._load(on_event)
+        group, checkpoint = processes(), None
+        with group.agreed():
+            if not self._follows:
+                checkpoint = self._load(on_event)
+        if group.size == 1:
+            return checkpoint
+        known = group.from_first(None if checkpoint is None else [checkpoint[0], checkpoint[1].values])
+        tensors = group.tensors_from_first({} if checkpoint is None else checkpoint[1].tensors)
+        return None if known is None else (known[0], State(tensors, known[1]))
+
+    def _load(self, on_event: Callback) -> tuple[int, State] | None:
         if self._lock is not None:
             settle_checkpoints(self.checkpoints)
         checkpoint = newest_checkpoint(self.checkpoints, on_event)
@@ -285,21 +300,21 @@ class Run:
         else:
             file.truncate(max(length, 0))
 
+    @_by_writer
     def finish(self, summary: dict[str, Any]) -> None:
         """Record that the run is complete, and its results."""
-        self._require_writer()
         write_json(self.directory / "summary.json", _finite(summary))
 
+    @_by_writer
     def unfinish(self) -> None:
         """Training goes on: what :meth:`finish` wrote is not true any more."""
-        self._require_writer()
         with _writing(self.directory):
             (self.directory / "summary.json").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close all files and release the lock; closing again does nothing."""
         files, events, lock = list(self._lines.values()), self._events, self._lock
-        self._lines, self._events, self._lock = {}, None, None
+        self._lines, self._events, self._lock, self._follows = {}, None, None, False
         try:
             with _writing(self.directory):
                 for file in (*files, events):
@@ -316,7 +331,7 @@ class Run:
         self.close()
 
     def _require_writer(self) -> None:
-        if self._lock is None:
+        if self._lock is None and not self._follows:
             raise InputError(f"the run {self.directory} is closed, or was opened for reading only")
 
     def _append(self, name: str, record: Any) -> None:

@@ -22,9 +22,11 @@ from corollout.errors import InputError
 from corollout.estimators import make_estimator
 from corollout.events import Callback, ignore, note, warning
 from corollout.files import check_entries, digest_of, write_json
+from corollout.launch import ranks_here
 from corollout.policies import TreeHead, evaluation_mode
+from corollout.processes import processes
 from corollout.tasks.task import Evaluation, Task, find_task, open_task, reward_names
-from corollout.threads import choose_threads, use_threads
+from corollout.threads import available_cores, choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.extension import extended, finetuning_schedule, pretraining_schedule, require_resumable
 from corollout.training.finetuning import Trainer
@@ -75,7 +77,7 @@ def create_pretraining(
         "pretrain": to_table(settings),
         "machine": to_table(machine),
     }
-    require_no_run(directory)
+    _require_no_run(directory)
     training = _pretraining(config, tree, str(directory))  # whatever is wrong is reported before anything is written
 
     def fill(folder: Path) -> None:
@@ -96,7 +98,7 @@ def create_finetuning(
     on_event: Callback = ignore,
 ) -> None:
     """Create the directory of a fine-tuning that starts from the best weights of another run."""
-    require_no_run(directory)
+    _require_no_run(directory)
     parent = Run.open(start)
     if data is None:
         require_data(parent, "name its new place with --data")
@@ -130,6 +132,13 @@ def create_finetuning(
     Run.create(directory, config, lambda folder: write_weights(folder / START, weights, meta)).close()
 
 
+def _require_no_run(directory: Path) -> None:
+    group = processes()
+    with group.agreed():
+        if group.is_first:
+            require_no_run(directory)
+
+
 def _with_threads(machine: MachineSettings, trainer: BaseTrainer[Any], on_event: Callback) -> MachineSettings:
     """The settings with a number of threads: if none is given, by a measurement of the policy's own steps."""
     if machine.threads is not None:
@@ -149,7 +158,7 @@ def _with_threads(machine: MachineSettings, trainer: BaseTrainer[Any], on_event:
         choice = choose_threads(first_step)
     if choice.measured:
         on_event(note(choice.reason))
-    return replace(machine, threads=choice.threads)
+    return replace(machine, threads=processes().from_first(choice.threads))
 
 
 def _probe_names(settings: FinetuneSettings) -> list[str]:
@@ -178,12 +187,18 @@ def resume_run(
         kind = str(run.config["kind"])
         require_data(run)
         metric = find_task(run.task).metric.key
-        settings, schedule = extended(run, longer or {})
-        if (summary := run.summary) is not None and schedule.is_complete(summary):
+        group = processes()
+        with group.agreed():
+            settings, schedule = extended(run, longer or {})
+            summary = run.summary
+        summary: Any = group.from_first(summary)
+        if summary is not None and schedule.is_complete(summary):
             path, advice = directory / "summary.json", "remove it to resume the run"
             numbers: dict[str, Any] = {"updates": int, "best_update": int, f"best_{metric}": (int, float)}
             return check_entries(summary, path, advice, **numbers)
         machine = from_table(MachineSettings, run.section("machine"), config)
+        if threads is None and ranks_here() > 1 and machine.threads is not None:
+            threads = min(machine.threads, available_cores())
         if threads is not None and threads != machine.threads:
             on_event(warning(f"the run began with --threads {machine.threads}; with {threads}, rounding may differ"))
         use_threads(threads or machine.threads)
