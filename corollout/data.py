@@ -1,9 +1,9 @@
 """Data sets: named columns of equal length, one of which, ``context``, is what the policy encodes."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -13,6 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from corollout.arguments import require_count
+from corollout.division import Division
 from corollout.errors import InputError
 from corollout.files import digest_of
 from corollout.noise import ORDER, Noise
@@ -25,13 +26,32 @@ Index = Int64[Tensor, " context"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples of a data set: their ids and their entries of every column."""
+    """Some examples of a data set: their ids and their entries of every column.
+
+    With a ``division``, they are this process's examples of a batch; if it has none, a stand-in, from which nothing is
+    to be learned.
+    """
 
     examples: Index
     columns: Mapping[str, Any]
+    division: Division | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    @property
+    def is_stand_in(self) -> bool:
+        return self.division is not None and self.division.is_empty
+
+    @property
+    def whole(self) -> int:
+        """How many examples the batch has, those of other processes included."""
+        return len(self) if self.division is None else len(self.division)
+
+    @property
+    def own(self) -> int:
+        """How many of them this process has."""
+        return 0 if self.is_stand_in else len(self)
 
     @property
     def context(self) -> Any:
@@ -126,6 +146,11 @@ class Columns:
         columns = {name: _part(column, positions, device) for name, column in self.columns.items()}
         return Batch(self.ids[positions].to(device), columns)
 
+    def divided(self, index: Index, division: Division, device: Device = "cpu") -> Batch:
+        """This process's part of the batch of the examples at these positions."""
+        own = index[:1] if division.is_empty else index[division.places]
+        return replace(self.batch(own, device), division=division)
+
     def _positions(self, index: Any) -> Index:
         if not isinstance(index, Tensor):
             index = list(index) if isinstance(index, Iterable) else [index]
@@ -144,11 +169,21 @@ class Columns:
         columns = [("ids", self.ids), *sorted(self.columns.items())]
         return digest_of(chain.from_iterable(_bytes(name, column) for name, column in columns))
 
-    def epoch(self, batch_size: int, noise: Noise, device: Device = "cpu", skip: int = 0) -> Iterator[Batch]:
-        """All examples once in a random order, without the first ``skip`` batches; the last batch may be smaller."""
+    def epoch(
+        self,
+        batch_size: int,
+        noise: Noise,
+        device: Device = "cpu",
+        skip: int = 0,
+        divide: Callable[[Index], Division] | None = None,
+    ) -> Iterator[Batch]:
+        """All examples once in a random order, without the first ``skip`` batches; the last batch may be smaller.
+
+        ``divide`` says which of the examples at some positions each of several processes gets.
+        """
         require_count("batch_size", batch_size)
         for index in shuffled(self.ids, noise).split(batch_size)[skip:]:
-            yield self.batch(index, device)
+            yield self.batch(index, device) if divide is None else self.divided(index, divide(index), device)
 
 
 Data = Columns | Mapping[str, Any] | Sequence[Mapping[str, Any]]

@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from corollout.division import Division
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -89,6 +91,8 @@ class Trajectories(Sequences):
     # they were there, if that was asked for.
     greedy: Int64[Tensor, "row step"] | None = None
     notes: tuple[Any, ...] | None = None
+    # How the batch is divided, if other processes have contexts of it that an estimator compares with these.
+    division: Division | None = None
 
     def rows_of(self, first: int, stop: int) -> slice:
         """The rows of some consecutive contexts: rows are ordered by those."""
@@ -111,6 +115,13 @@ class Trajectories(Sequences):
         return [Decoded(*row) for row in rows]
 
     @property
+    def batch(self) -> Int64[Tensor, " main"]:
+        """The examples of all main trajectories of the batch, where each context has equally many."""
+        if self.division is None:
+            return self.examples
+        return self.division.repeated(len(self.examples) // max(len(self.division.places), 1))
+
+    @property
     def head(self) -> Literal["softmax", "tree"]:
         """The output head of the policy."""
         return "softmax" if self.decisions is None else "tree"
@@ -128,14 +139,14 @@ class Cells:
     keys: Int64[Tensor, " cell"]
     logits: Float[Tensor, "prefix vocab"]
     index: Int64[Tensor, " cell"]  # which logits; cells with the same prefix share them
-    batch: Int64[Tensor, " row"]  # the examples of all main trajectories
+    batch: Int64[Tensor, " main"]  # the examples of all main trajectories of the batch
 
     @classmethod
     def of(cls, trajectories: Trajectories, rows: Int64[Tensor, " cell"], steps: Int64[Tensor, " cell"]) -> "Cells":
         """Cells of trajectories whose logits were kept."""
         t = trajectories
         logits, index = t.logits.flatten(0, 1), rows * t.logits.shape[1] + steps  # no copy of them
-        parts = (t.examples[rows], t.samples[rows], t.keys[rows], logits, index, t.examples)
+        parts = (t.examples[rows], t.samples[rows], t.keys[rows], logits, index, t.batch)
         return cls(rows, steps, t.tokens[rows, steps], *parts)
 
 

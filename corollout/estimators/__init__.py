@@ -3,7 +3,8 @@
 from corollout.estimators.ars import ARS
 from corollout.estimators.auto import Auto
 from corollout.estimators.binary import ARM, DisARM
-from corollout.estimators.estimator import Adaptive, Branching, Estimator, estimator_names, make_estimator
+from corollout.estimators.branching import Branching
+from corollout.estimators.estimator import Adaptive, Estimator, estimator_names, make_estimator
 from corollout.estimators.pairs import Pairs
 from corollout.estimators.plans import ContrastPlan, GroupPlan, Plan, SetPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions

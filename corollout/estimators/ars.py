@@ -22,7 +22,8 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators.all_references import SwapSearch
-from corollout.estimators.estimator import Branching, notes_of
+from corollout.estimators.branching import Branching
+from corollout.estimators.estimator import notes_of
 from corollout.estimators.plans import ContrastPlan
 from corollout.estimators.pseudo import PseudoActions, pseudo_actions
 from corollout.estimators.swap_norms import ROUNDING

@@ -71,6 +71,10 @@ class Auto(Adaptive):
     def reads(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.current.reads
 
+    @property
+    def compares_contexts(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.current.compares_contexts
+
     def take_notes(self, cells: Cells, noise: Noise) -> Any:
         return self.current.take_notes(cells, noise)
 

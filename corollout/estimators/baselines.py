@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from corollout.division import Division
 from corollout.errors import InputError
 from corollout.types import Decisions, Trajectories
 
@@ -63,6 +64,10 @@ def token_probabilities(
 
 # Logits of all tokens of a softmax or of the decisions of a tree, or what is needed of a softmax.
 Scores = Float[Tensor, "row step width"] | TokenProbabilities
+
+# Which contexts of a batch are those of this process.
+Own = Int64[Tensor, " own"] | slice
+_ALL = slice(None)
 
 _Sums = TypeVar("_Sums", bound="Moments")
 
@@ -168,11 +173,25 @@ class Evidence(Moments):
         return replace(super()._about(centre), products=move @ self.products @ move.mT)
 
 
+def gather_evidence(evidence: Evidence, division: Division | None) -> tuple[Evidence, Own]:
+    """The evidence of all contexts of a batch, from that of this process's contexts, and which of them those are."""
+    if division is None:
+        return evidence, _ALL
+    parts = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in vars(evidence).values()]
+    everyone = division.gather(torch.cat(parts, 1), torch.arange(len(parts[0]), device=parts[0].device))
+    columns = everyone.values.split([part.shape[1] for part in parts], 1)
+    shapes = [part.shape[1:] for part in vars(evidence).values()]
+    return Evidence(*(c.reshape(len(c), *shape) for c, shape in zip(columns, shapes, strict=True))), everyone.own
+
+
 def fitted_baseline(
-    contexts: Evidence, past: Evidence | None, baseline: Float[Tensor, "context member"]
-) -> Float[Tensor, "context member"]:
-    """Baselines m_s + α + γ (m_s − c), fitted for each context to all others and to the past."""
-    others = evidence_for_each(contexts, past)
+    contexts: Evidence, past: Evidence | None, baseline: Float[Tensor, "own member"], own: Own = _ALL
+) -> Float[Tensor, "own member"]:
+    """Baselines m_s + α + γ (m_s − c), fitted for each context to all others and to the past.
+
+    They are those of all contexts, or of some of them: ``own``.
+    """
+    others = _each(lambda x: x[own], evidence_for_each(contexts, past))
     alpha, gamma = others.coefficients()[:, :, None].unbind(1)
     centre = others.mean[:, None]
     own = baseline if baseline.shape[1] > 1 else centre

@@ -15,18 +15,16 @@ from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.arguments import require_count, require_instance
 from corollout.config import import_object
 from corollout.errors import InputError
 from corollout.estimators.baselines import Evidence, Scores
-from corollout.estimators.budget import choose
 from corollout.estimators.plans import Plan, Rewards, SetPlan
-from corollout.noise import BUDGET, Noise, uniform
+from corollout.noise import Noise
 from corollout.text import quoted
-from corollout.types import Branches, Cells, Sampler, Trajectories
+from corollout.types import Cells, Sampler, Trajectories
 
 
 class Estimator(ABC):
@@ -45,6 +43,10 @@ class Estimator(ABC):
     reads: Literal["tokens", "greedy", "notes", "logits"] = "logits"
     """What a plan reads of the logits of a softmax. Those of all tokens of a batch may need a lot of memory: estimators
     that read the tokens only, the tokens of greedy decoding, or notes (``take_notes``), never see them all at once."""
+    compares_contexts: ClassVar[bool] = False
+    """Whether plans may need numbers about other contexts of the batch, which other processes may have: their
+    trajectories then have a ``division``, and may be of no context at all. If not, a plan sees the contexts of its
+    process only."""
     chooses_estimators: ClassVar[bool] = False
     """Whether it switches between other estimators during training, and so has no variance of its own at the start."""
 
@@ -154,6 +156,8 @@ class Adaptive(Estimator):
 class FittedBaseline(Adaptive):
     """Base of estimators whose baseline may be fitted: they keep the evidence of earlier batches."""
 
+    compares_contexts = True
+
     past: Evidence | None = field(default=None, repr=False, compare=False)
 
     def updated(self, plan: Plan, rewards: Rewards, scores: Scores | None) -> "FittedBaseline":
@@ -205,82 +209,6 @@ def _subclasses(kind: type[Estimator]) -> Iterator[type[Estimator]]:
     for subclass in kind.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Branching(Estimator):
-    """Unbiased with the defaults, for any ``completions``, ``budget`` and ``samples``."""
-
-    adapts_rollouts = True
-
-    main: Literal["sample", "greedy"] = "sample"
-    """How main trajectories are drawn. "greedy" is biased: its prefixes are not samples from the policy."""
-    pseudo: Literal["sample", "greedy"] = "sample"
-    """How branches are completed. "greedy" is biased: a greedy completion is not a sample of the future reward."""
-    completions: int = 1
-    """Completions of each branch, averaged."""
-    budget: int | None = None
-    """The largest number of branches; None for no limit. A random subset is kept and reweighted."""
-    budget_per: Literal["update", "example"] = "update"
-    """Whether the budget is for a whole batch or for each context."""
-    samples: int = 1
-    """Main trajectories of each context, averaged."""
-
-    def __post_init__(self) -> None:
-        self.check_options(completions=1, budget=1, samples=1)
-
-    @property
-    def is_biased(self) -> bool:
-        return "greedy" in (self.main, self.pseudo)
-
-    @property
-    def sampler(self) -> Sampler:
-        return Sampler(self.main, self.samples)
-
-    def spend(
-        self,
-        sizes: Float[Tensor, " branch"],
-        counts: Int64[Tensor, " row"],
-        trajectories: Trajectories,
-        noise: Noise,
-    ) -> tuple[Int64[Tensor, " kept"], Float[Tensor, " kept"]]:
-        """The branches to complete, and 1/s for each of them; ``sizes`` says how much each branch matters.
-
-        Branches are ordered by their rows; ``counts`` says how many each row has.
-        """
-        if self.budget is None or len(sizes) == 0:
-            return torch.arange(len(sizes), device=sizes.device), torch.ones_like(sizes)
-        if self.budget_per == "update":
-            pools, keys = [len(sizes)], noise.shared_key(trajectories.examples, BUDGET)
-        else:
-            # Rows are ordered by their contexts, so the branches of a context are consecutive.
-            contexts, rows = trajectories.contexts.unique_consecutive(return_counts=True)
-            pools = counts.new_zeros(len(contexts)).index_add(0, torch.repeat_interleave(rows), counts).tolist()
-            keys = noise.keys(trajectories.examples[rows.cumsum(0) - rows], BUDGET)
-        starts = uniform(keys, torch.zeros_like(keys), 1, torch.float64)[:, 0]
-        kept, weights, first = [], [], 0
-        for count, start in zip(pools, starts, strict=True):
-            if count > 0:
-                chosen, s = choose(sizes[first : first + count], self.budget, start)
-                kept.append(first + chosen)
-                weights.append((1 / s).to(sizes.dtype))
-            first += count
-        return torch.cat(kept), torch.cat(weights)
-
-    def branches(
-        self, row: Int64[Tensor, " kept"], step: Int64[Tensor, " kept"], token: Int64[Tensor, " kept"]
-    ) -> Branches:
-        """All completions of the kept branches: the first completion of every branch, then the second of every …"""
-        greedy = self.pseudo == "greedy"
-        return Branches.join(
-            *(Branches.of(row, step, token, greedy=greedy, copy=copy) for copy in range(self.completions))
-        )
-
-    def sources(self, kept: int, branch: Int64[Tensor, " entry"], mains: int) -> Int64[Tensor, " entries"]:
-        """The sources of the rewards of all completions of some kept branches, in the order of ``branches``."""
-        if self.completions == 1:
-            return mains + branch
-        return torch.cat([mains + copy * kept + branch for copy in range(self.completions)])
 
 
 _NUMBER = r"\d{1,9}"

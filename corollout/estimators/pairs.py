@@ -26,9 +26,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from corollout.division import Division
 from corollout.errors import InputError
 from corollout.estimators.baselines import Scores
-from corollout.estimators.estimator import Adaptive, Branching, notes_of
+from corollout.estimators.branching import Branching
+from corollout.estimators.estimator import Adaptive, notes_of
 from corollout.estimators.plans import ContrastPlan, Plan, Rewards
 from corollout.noise import Noise
 from corollout.types import Cells, Trajectories
@@ -46,6 +48,7 @@ class PairsPlan(ContrastPlan):
     """Contrasts of branches with their main trajectories, and the kind of each branch."""
 
     kinds: Int64[Tensor, " branch"]
+    division: Division | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,7 @@ class Pairs(Branching, Adaptive):
             weight=torch.cat([value.repeat(copies) for _, _, _, value in sides]),
             centre="nothing",
             kinds=kinds,
+            division=trajectories.division,
         )
 
     def updated(self, plan: Plan, rewards: Rewards, scores: Scores | None) -> "Pairs":
@@ -114,6 +118,8 @@ class Pairs(Branching, Adaptive):
         count = (~square.isnan()).double()
         new = torch.stack([count, square.nan_to_num(0.0)])
         total = new.new_zeros(2, _PROBABILITIES * _STEPS).index_add_(1, plan.kinds, new)
+        if plan.division is not None:
+            total = plan.division.total(total)
         return replace(self, gaps=total if self.gaps is None else _DECAY * self.gaps + total)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -134,8 +140,13 @@ class Pairs(Branching, Adaptive):
         """A copy with the budget that follows from ``per_step``, if none is given."""
         if self.budget is not None:
             return self
-        pools = 1 if self.budget_per == "update" else int(trajectories.contexts.max()) + 1
-        return replace(self, budget=max(1, math.ceil(self.per_step * int(trajectories.lengths.sum()) / pools)))
+        tokens, division = trajectories.lengths.sum(), trajectories.division
+        if division is not None:
+            tokens = division.total(tokens)
+        pools = 1
+        if self.budget_per == "example":
+            pools = int(trajectories.contexts.max()) + 1 if division is None else len(division)
+        return replace(self, budget=max(1, math.ceil(self.per_step * int(tokens) / pools)))
 
 
 def _kinds(share: Float[Tensor, " branch"], step: Int64[Tensor, " branch"]) -> Int64[Tensor, " branch"]:
@@ -161,6 +172,9 @@ def _actions(cells: Cells) -> _Actions:
 
 def _by_row(notes: Sequence[tuple[Tensor, ...]], trajectories: Trajectories) -> _Actions:
     """All branches, ordered by row, step and action."""
+    if not notes:
+        none = trajectories.contexts[:0]
+        return none, none, none, none.double()
     row, step, action, share = (torch.cat(parts) for parts in zip(*notes, strict=True))
     order = (row * trajectories.tokens.shape[1] + step).argsort(stable=True)
     return row[order], step[order], action[order], share[order]

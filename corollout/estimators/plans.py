@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from corollout.division import Division
 from corollout.estimators.baselines import (
     Evidence,
     Scores,
     fitted_baseline,
+    gather_evidence,
     inner_products,
     over_all,
     shrunk_baseline,
@@ -130,7 +132,8 @@ class GroupPlan(SparsePlan):
         g[row, step] = weight_row · (r_row − Σ_i share_i r_i / Σ_i share_i) · (e_token − p),
 
     where i runs over the row's group, without the row itself if ``leave_one_out``; without any i the baseline is 0. If
-    ``normalised``, the differences are divided by the standard deviation of the group's rewards.
+    ``normalised``, the differences are divided by the standard deviation of the group's rewards. A group that
+    ``spans_contexts`` may have rows in other processes, under the same number.
     """
 
     trajectories: Trajectories
@@ -139,6 +142,7 @@ class GroupPlan(SparsePlan):
     weight: Float[Tensor, " row"]
     leave_one_out: bool
     normalised: bool = False
+    spans_contexts: bool = False
 
     @property
     def branches(self) -> Branches:
@@ -151,27 +155,37 @@ class GroupPlan(SparsePlan):
         return self.trajectories.decisions
 
     def _above_baseline(self, rewards: Rewards) -> Rewards:
+        share, division = self.share.to(rewards.dtype), self.trajectories.division
+        if division is None or not self.spans_contexts:
+            return self._above(rewards, share, self.group)
+        rows = torch.stack([rewards, share, self.group.to(rewards.dtype)], 1)
+        everyone = division.gather(rows, self.trajectories.contexts)
+        rewards, share, group = everyone.values.unbind(1)
+        return self._above(rewards, share, group.long())[everyone.own]
+
+    def _above(self, rewards: Rewards, share: Float[Tensor, " row"], group: Int64[Tensor, " row"]) -> Rewards:
+        """The rewards of whole groups above their baselines."""
         skipped: Bool[Tensor, " row"] = rewards.isnan()
-        share = torch.where(skipped, 0.0, self.share.to(rewards.dtype))
-        groups = int(self.group.max()) + 1 if len(self.group) else 0
+        share = torch.where(skipped, 0.0, share)
+        groups = int(group.max()) + 1 if len(group) else 0
         zeros = rewards.new_zeros(groups)
         # Rewards above the lowest of their group: equal ones are exactly 0, however large.
         known = torch.where(skipped, torch.inf, rewards)
-        lowest = (zeros + torch.inf).scatter_reduce(0, self.group, known, "amin")[self.group]
+        lowest = (zeros + torch.inf).scatter_reduce(0, group, known, "amin")[group]
         reward = torch.where(skipped, 0.0, rewards - lowest)
         shared_reward = share * reward
-        total_share = zeros.index_add(0, self.group, share)[self.group]
-        total_reward = zeros.index_add(0, self.group, shared_reward)[self.group]
+        total_share = zeros.index_add(0, group, share)[group]
+        total_reward = zeros.index_add(0, group, shared_reward)[group]
         if self.leave_one_out:
             # Members are counted: total_share − share may differ from 0 by rounding.
-            members = zeros.index_add(0, self.group, (share > 0).to(share.dtype))[self.group]
+            members = zeros.index_add(0, group, (share > 0).to(share.dtype))[group]
             total_share = torch.where(members > 1, total_share - share, 0.0)
             total_reward = total_reward - shared_reward
         above = torch.where(total_share > 0, reward - total_reward / total_share, rewards)
         above = torch.where(skipped, 0.0, above)
         if not self.normalised:
             return above
-        square = zeros.index_add(0, self.group, share * above**2)[self.group]
+        square = zeros.index_add(0, group, share * above**2)[group]
         return above / ((square / total_share.clamp(min=1)).sqrt() + _LEAST_DEVIATION)
 
 
@@ -204,9 +218,10 @@ class SetPlan(SparsePlan):
     def credits(self, rewards: Rewards, scores: Scores | None = None) -> Credits:
         reward, baseline, valid = self._baselines(rewards)
         if self.baseline == "shrunk":
-            baseline = shrunk_baseline(reward, baseline, valid)
+            baseline = self._shrunk(reward, baseline, valid)
         elif self.baseline == "fitted":
-            baseline = fitted_baseline(self._by_context(reward, baseline, valid, scores), self.past, baseline)
+            contexts, own = gather_evidence(self._by_context(reward, baseline, valid, scores), self._division)
+            baseline = fitted_baseline(contexts, self.past, baseline, own)
         advantage = self.weight * (reward - baseline)
         used = (self.table >= 0) & valid[:, None]
         per_row = torch.zeros(len(rewards), dtype=torch.float64, device=self.table.device)
@@ -218,7 +233,21 @@ class SetPlan(SparsePlan):
 
     def evidence(self, rewards: Rewards, scores: Scores) -> Evidence:
         """What these rewards say about the best baseline."""
-        return over_all(self._by_context(*self._baselines(rewards), scores))
+        contexts, _ = gather_evidence(self._by_context(*self._baselines(rewards), scores), self._division)
+        return over_all(contexts)
+
+    @property
+    def _division(self) -> Division | None:
+        return self.trajectories.division
+
+    def _shrunk(self, reward: Tensor, baseline: Tensor, valid: Bool[Tensor, " context"]) -> Tensor:
+        if self._division is None:
+            return shrunk_baseline(reward, baseline, valid)
+        rows = torch.cat([reward, baseline, valid[:, None].to(reward.dtype)], 1)
+        everyone = self._division.gather(rows, torch.arange(len(rows), device=rows.device))
+        size = reward.shape[1]
+        reward, baseline, valid = everyone.values.split([size, size, 1], 1)
+        return shrunk_baseline(reward, baseline, valid[:, 0].bool())[everyone.own]
 
     def _baselines(self, rewards: Rewards) -> tuple[Tensor, Tensor, Bool[Tensor, " context"]]:
         """The rewards and the m_s of each context, and whether it has all of its rewards."""

@@ -61,6 +61,7 @@ class Reinforce(FittedBaseline):
             share=share,
             weight=_ones(trajectories) / self.samples,
             leave_one_out=self.baseline == "others",
+            spans_contexts=self.baseline != "none",
         )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from corollout.estimators.binary import arm_weight, disarm_weight, pseudo_bit
-from corollout.estimators.estimator import Branching
+from corollout.estimators.branching import Branching
 from corollout.estimators.plans import ContrastPlan
 from corollout.noise import Noise, uniform
 from corollout.types import Trajectories

@@ -27,7 +27,7 @@ from corollout.rewards import AnyReward
 from corollout.rollouts import Engine
 from corollout.training.base import Gradient, GradientStatistics
 from corollout.training.estimates import Estimate, as_estimator, estimate
-from corollout.training.probes import Recorder, gradient_source
+from corollout.training.probes import Made, Recorder, gradient_source
 from corollout.types import Sampler
 
 WARM_UP = 8  # estimates that an adaptive estimator learns from before it is measured
@@ -174,7 +174,7 @@ def measure(
         sample, gradient, seconds = _draw(engine, batch, reward, trained, noise.fold(i))
         gradient = gradient.float()
         blocks.add(gradient)
-        recorder.add(sample, gradient, seconds)
+        recorder.add(Made.of(sample, seconds), gradient)
         if squared_norm > 0:
             norm = (recorder.squares[-1] * squared_norm) ** 0.5
             along = float((gradient * truth).sum(dtype=torch.float64))

@@ -13,15 +13,19 @@ from torch import Tensor, nn
 
 from corollout.arguments import require_callable, require_count, require_instance, require_number
 from corollout.compilation import cpu_time, wall_time
-from corollout.data import Batch, Columns, Data, check_device
+from corollout.data import Batch, Columns, Data, Index, check_device
+from corollout.division import Division
 from corollout.errors import InputError, PolicyError
 from corollout.events import Callback, Event, warn
 from corollout.noise import Noise
+from corollout.processes import processes
 from corollout.rollouts import Engine
+from corollout.training.agreement import require_agreement
 from corollout.training.averaging import WeightAverage
+from corollout.training.balance import Balance, Divider
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
-from corollout.training.optimizers import divides_gradients, largest_change
+from corollout.training.optimizers import divides_gradients, largest_change, require_optimizer
 from corollout.training.result import TrainingResult
 from corollout.training.settings import Clock
 
@@ -40,6 +44,8 @@ class BaseTrainer(Generic[Metrics]):
     A subclass makes one update in ``step``. ``seconds`` counts wall-clock time, or CPU time of this process, which
     other work on the machine does not disturb; neither counts compilation. An update reads ``accumulate`` batches, and
     with ``ema_decay`` > 0 the weights that are evaluated and kept are a :class:`WeightAverage`.
+
+    Several processes that ``torchrun`` has started make each update together, each with its part of every batch.
     """
 
     kind: ClassVar[Literal["pretrain", "finetune"]] = "finetune"
@@ -61,6 +67,7 @@ class BaseTrainer(Generic[Metrics]):
         on_event: Callback = warn,
         accumulate: int = 1,
         ema_decay: float = 0.0,
+        balance: Balance = "even",
     ):
         policy, data = policy_module(engine), Columns.of(data)
         require_count("batch_size", batch_size)
@@ -74,6 +81,8 @@ class BaseTrainer(Generic[Metrics]):
         require_callable("on_event", on_event, "a function of an Event")
         check_device(device)
         require_optimizer(optimizer, policy, device)
+        self.processes = processes()
+        self.divider = Divider(balance, data, self.processes)
         self.engine, self.data, self.optimizer = engine, data, optimizer
         self.policy = policy
         self.batch_size, self.max_grad_norm, self.device = batch_size, max_grad_norm, device
@@ -89,6 +98,7 @@ class BaseTrainer(Generic[Metrics]):
         self._optimizer_divides = divides_gradients(optimizer)
         self._most_weight = math.inf  # no weight is larger
         self._divisor: Tensor | None = None  # of the gradients, in the next step of the optimizer
+        self._agreed = self.processes.size == 1
 
     def step(self) -> Metrics:
         """Make one update."""
@@ -104,8 +114,24 @@ class BaseTrainer(Generic[Metrics]):
         """
         if self._batches is None:
             order, skip = self.noise.fold(EXAMPLE_ORDER, self.epochs), self._updates_in_epoch * self.accumulate
-            self._batches = self.data.epoch(self.batch_size, order, self.device, skip=skip)
+            self._batches = self.batches_of_epoch(order, skip)
         return islice(self._batches, self.accumulate)
+
+    def batches_of_epoch(self, order: Noise, skip: int = 0) -> Iterator[Batch]:
+        """All examples once in a random order, without the first ``skip`` batches; this process's part of them."""
+        divide = self.divide if self.processes.size > 1 else None
+        return self.data.epoch(self.batch_size, order, self.device, skip, divide)
+
+    def divide(self, index: Index) -> Division:
+        """How the batch of some examples is divided among processes."""
+        return self.divider.divide(index, self.device)
+
+    def begin_update(self) -> None:
+        """Make sure that all processes make the same update."""
+        self.processes.during = f"update {self.updates + 1}"
+        if not self._agreed:
+            require_agreement(self.processes, self.policy, self.data, self.settings(), [self.updates, self.epochs])
+            self._agreed = True
 
     @property
     def contexts_before(self) -> int:
@@ -170,9 +196,9 @@ class BaseTrainer(Generic[Metrics]):
                 f"precision a larger eps of the optimizer or another data type)"
             )
 
-    def count_update(self, started: float) -> None:
-        """Count an update that began at a time of ``now``."""
-        self.seconds += self.now() - started
+    def count_update(self, seconds: float) -> None:
+        """Count an update that took so long."""
+        self.seconds += seconds
         self.updates += 1
         self.average.add(self.updates)
         self._updates_in_epoch += 1
@@ -272,7 +298,7 @@ class BaseTrainer(Generic[Metrics]):
         self.updates, self.epochs = loop["updates"], loop["epochs"]
         self.tokens, self.seconds = loop["tokens"], loop["seconds"]
         self._updates_in_epoch, self._batches = loop["in_epoch"], None
-        self._most_weight = math.inf
+        self._most_weight, self._agreed = math.inf, self.processes.size == 1
         self.load_extra_state(parts["own"])
 
     def extra_state(self) -> State:
@@ -302,48 +328,6 @@ def load_policy(policy: nn.Module, tensors: dict[str, Tensor], source: str) -> N
             shapes = f"{list(tensors[name].shape)} instead of {list(expected[name].shape)}"
             raise InputError(f"{source} does not fit the model: {name!r} has the shape {shapes}")
     policy.load_state_dict(tensors)
-
-
-def require_optimizer(optimizer: Any, policy: nn.Module, device: torch.device | str) -> None:
-    """Raise an error unless an optimizer can train the policy on batches that are on the device."""
-    require_instance(
-        "optimizer", optimizer, torch.optim.Optimizer, "one of torch.optim, as in torch.optim.Adam(policy.parameters())"
-    )
-    parameters = {id(p): p for p in policy.parameters()}
-    if not any(p.requires_grad for p in parameters.values()):
-        raise InputError(
-            "no parameter of the policy requires a gradient, so nothing could be learned: unfreeze what is to be "
-            "trained with requires_grad_(True)"
-        )
-    given = [p for group in optimizer.param_groups for p in group["params"]]
-    if not any(id(p) in parameters and p.requires_grad for p in given):
-        raise InputError(
-            "none of the optimizer's parameters is a parameter of the engine's policy that requires a gradient: make "
-            "it from engine.policy.parameters()"
-        )
-    places = {p.device.type for p in parameters.values()}
-    if torch.device(device).type not in places:
-        raise InputError(
-            f"the policy is on {' and '.join(sorted(places))}, but batches would be moved to {device}: move the policy "
-            f"there, or choose another device for the trainer"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InputError(
-            "LBFGS computes its loss several times in a step, which trainers do not: choose another optimizer"
-        )
-    _require_eps(optimizer)
-
-
-def _require_eps(optimizer: torch.optim.Optimizer) -> None:
-    """Raise an error if the eps that keeps an optimiser from dividing by zero is zero in the weights' precision."""
-    for group in optimizer.param_groups:
-        eps = group.get("eps", 0.0)
-        for dtype in {p.dtype for p in group["params"]}:
-            if isinstance(eps, float) and eps > 0 and not torch.tensor(eps, dtype=dtype) > 0:
-                raise InputError(
-                    f"the optimizer's eps = {eps:g} is zero in {dtype}, and would make weights NaN: give it eps=1e-4, "
-                    f"or use weights in torch.bfloat16 or torch.float32"
-                )
 
 
 Gradient = Float[Tensor, " parameter"]

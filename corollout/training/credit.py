@@ -171,7 +171,8 @@ def moved_rows(sample: Estimate) -> Bool[Tensor, " row"]:
     moved = torch.zeros(len(sample.trajectories.tokens), dtype=torch.bool, device=sample.trajectories.tokens.device)
     if not isinstance(sample.plan, SparsePlan):
         return sample.gradient.ne(0).flatten(1).any(1)
-    credits = sample.plan.credits(sample.rewards, sample.scoring.scores)
+    credits = sample.scoring.credits
+    assert credits is not None
     moved[credits.row[credits.value != 0]] = True
     return moved
 
@@ -292,7 +293,7 @@ def _coefficients(
         values = replace(credits, row=torch.zeros_like(place), step=place).gradient(logits[None])
     else:
         steps = torch.arange(len(logits), device=logits.device)
-        values = replace(sample, rewards=unit).gradient_of(alone, logits[None])[:, : len(logits)]
+        values = sample.gradient_of(alone, logits[None], unit)[:, : len(logits)]
         decisions = decisions and Decisions(*(part[:, : len(logits)] for part in vars(decisions).values()))
     credit = _credit(values, logits[None], trajectories.tokens[alone, steps], decisions)
     return Coefficients(steps, values[0], float(credit[0, steps == step].sum()))

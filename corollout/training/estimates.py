@@ -12,21 +12,22 @@ from torch import Tensor
 from corollout.arguments import require_instance
 from corollout.compilation import wall_time
 from corollout.data import Batch
+from corollout.division import Division
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Estimator, Plan, make_estimator
-from corollout.estimators.plans import SparsePlan
+from corollout.estimators.plans import GroupPlan, SparsePlan
 from corollout.noise import Noise
 from corollout.policies import detach, evaluation_mode
 from corollout.policies.protocol import GraphSizes
 from corollout.rewards import AnyReward, as_reward
-from corollout.rollouts import Engine
+from corollout.rollouts import Engine, Mains
 from corollout.rollouts.policy_calls import call_encode
 from corollout.rollouts.watch import Look, Reads
 from corollout.training.metrics import RewardNumbers
 from corollout.training.micro_batches import MicroScoring
 from corollout.training.policy_checks import check_rows, check_scores
 from corollout.training.regularisation import Penalty, Regulariser
-from corollout.training.scoring import Scoring, score, score_rows
+from corollout.training.scoring import NoScoring, Scoring, score, score_rows
 from corollout.types import Cost, Sequences, Trajectories, full_precision
 
 
@@ -39,7 +40,7 @@ class Estimate:
     completed: Sequences  # the branches' sequences
     rewards: Float[Tensor, " source"]  # of the main trajectories, then of the branches; NaN: skipped
     own_rewards: Float[Tensor, " source"]  # the same without a penalty
-    contexts: int
+    contexts: int  # of this process
     cost: Cost
     scoring: Scoring
     engine: Engine
@@ -47,20 +48,23 @@ class Estimate:
     seconds: dict[str, float] = field(default_factory=dict)  # by part of the estimate
     penalty: Penalty | None = None
     reward_parts: Mapping[str, Float[Tensor, " source"]] = field(default_factory=dict)  # each of several rewards
+    division: Division | None = None  # of the batch among processes
 
     def backward(self, contexts: int | None = None) -> None:
         """Add the gradient of the loss, minus the mean expected reward of the batch, to the parameters' ``.grad``.
 
-        If the batch is a part of an update, ``contexts`` is the number of contexts of the whole update.
+        If the batch is a part of an update, ``contexts`` is the number of contexts of the whole update. Of a batch that
+        is divided it is the part of this process's contexts: the parts of all processes add up to the gradient.
         """
         started = wall_time()
+        whole = self.contexts if self.division is None else len(self.division)
         with evaluation_mode(self.engine.policy):
-            self.scoring.backward(-1 / (contexts or self.contexts))
+            self.scoring.backward(-1 / (contexts or whole))
         self.seconds["backward"] = wall_time() - started
 
     def updated(self, estimator: Estimator) -> Estimator:
         """The estimator that made this estimate, with what it learns from it."""
-        if not isinstance(estimator, Adaptive):
+        if not isinstance(estimator, Adaptive) or (self.contexts == 0 and not estimator.compares_contexts):
             return estimator
         return estimator.updated(self.plan, self.rewards, self.scoring.scores)
 
@@ -95,11 +99,18 @@ class Estimate:
         """The estimate of d reward / d logits, all of it; a context's rows add up."""
         return self.plan.gradient(self.rewards, full_precision(self.logits))
 
-    def gradient_of(self, rows: slice, logits: Float[Tensor, "some step vocab"]) -> Float[Tensor, "some step vocab"]:
-        """The same for some main trajectories, given their logits in full precision."""
-        if not isinstance(self.plan, SparsePlan):
-            return self.gradient[rows]
-        credits = self.plan.credits(self.rewards, self.scoring.scores)
+    def gradient_of(
+        self,
+        rows: slice,
+        logits: Float[Tensor, "some step vocab"],
+        rewards: Float[Tensor, " source"] | None = None,
+    ) -> Float[Tensor, "some step vocab"]:
+        """The same for some main trajectories, given their logits in full precision; or if rewards were others."""
+        credits = self.scoring.credits
+        if not isinstance(self.plan, SparsePlan) or credits is None:
+            return (self if rewards is None else replace(self, rewards=rewards)).gradient[rows]
+        if rewards is not None:
+            credits = self.plan.credits(rewards, self.scoring.scores)
         first, stop, _ = rows.indices(len(self.trajectories.tokens))
         inside = credits.select(((credits.row >= first) & (credits.row < stop)).nonzero().squeeze(1))
         decisions = self.trajectories.decisions
@@ -139,10 +150,12 @@ def estimate(
         size = micro_batch or _graph_sizes(engine, batch, estimator.sampler.count)
         with torch.set_grad_enabled(size is None):
             memory = call_encode(policy, batch.context)
-        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, _reads(estimator, noise))
+        reads = _reads(estimator, noise, batch.division)
+        mains = engine.sample(detach(memory), batch.examples, estimator.sampler, noise, reads)
+        mains = _of_share(mains, batch.division, estimator)
         trajectories = mains.trajectories
         stopwatch.lap("sample")
-        plan = estimator.plan(trajectories, noise)
+        plan = _plan(estimator, trajectories, noise, batch)
         stopwatch.lap("plan")
         completions = engine.complete(mains, plan.branches, noise)
         stopwatch.lap("complete")
@@ -157,17 +170,19 @@ def estimate(
         own_rewards = rewards = scores.values.to(trajectories.tokens.device)
         stopwatch.lap("reward")
         penalty = None
-        if regulariser is not None:
+        if regulariser is not None and not batch.is_stand_in:
             penalty = regulariser.penalty(detach(memory), batch.context, mains, plan.branches, completed)
             rewards = rewards - penalty.values
             stopwatch.lap("penalty")
-        if check_score:
+        if check_score and not batch.is_stand_in:
             check_scores(engine, memory, mains)
             engine.check_states(mains)
             check_rows(engine, batch, mains)
         if isinstance(size, GraphSizes) and not isinstance(plan, SparsePlan):
             memory, size = call_encode(policy, batch.context), None  # all logits at once
-        if size is None:
+        if batch.is_stand_in:
+            scoring = NoScoring(trajectories, plan, rewards)
+        elif size is None:
             scoring = score(engine, memory, mains, plan, rewards)
         else:
             scoring = MicroScoring(engine, memory, batch.context, len(batch), mains, plan, rewards, size)
@@ -191,7 +206,7 @@ def estimate(
         completed,
         rewards,
         own_rewards,
-        len(batch),
+        batch.own,
         cost,
         scoring,
         engine,
@@ -199,7 +214,30 @@ def estimate(
         stopwatch.seconds,
         penalty,
         scores.parts,
+        batch.division,
     )
+
+
+def _of_share(mains: Mains, division: Division | None, estimator: Estimator) -> Mains:
+    """Main trajectories that know how their batch is divided, if plans of the estimator ask for that. Those of a
+    stand-in are dropped.
+    """
+    if division is None:
+        return mains
+    trajectories = mains.trajectories
+    if division.is_empty:
+        mains = Mains(replace(trajectories.of_rows(slice(0, 0), 0), notes=()), [], 0)
+    if estimator.compares_contexts:
+        mains = replace(mains, trajectories=replace(mains.trajectories, division=division))
+    return mains
+
+
+def _plan(estimator: Estimator, trajectories: Trajectories, noise: Noise, batch: Batch) -> Plan:
+    """The estimator's plan. Of no context it is asked for one only if other processes need to know what it says."""
+    if batch.is_stand_in and not estimator.compares_contexts:
+        none = torch.zeros_like(trajectories.log_probs)
+        return GroupPlan(trajectories, trajectories.contexts, share=none, weight=none, leave_one_out=False)
+    return estimator.plan(trajectories, noise)
 
 
 def _graph_sizes(engine: Engine, batch: Batch, count: int) -> GraphSizes | None:
@@ -212,9 +250,14 @@ def _graph_sizes(engine: Engine, batch: Batch, count: int) -> GraphSizes | None:
     return sizes if longest > sizes.most else None
 
 
-def _reads(estimator: Estimator, noise: Noise) -> Reads | Look:
+def _reads(estimator: Estimator, noise: Noise, division: Division | None) -> Reads | Look:
     """What the rollout engine keeps of the logits for an estimator."""
-    return partial(estimator.take_notes, noise=noise) if estimator.reads == "notes" else estimator.reads
+    if estimator.reads != "notes":
+        return estimator.reads
+    if division is None or not estimator.compares_contexts:
+        return partial(estimator.take_notes, noise=noise)
+    whole = division.repeated(estimator.sampler.count)
+    return lambda cells: estimator.take_notes(replace(cells, batch=whole), noise=noise)
 
 
 def as_estimator(estimator: Estimator | str) -> Estimator:

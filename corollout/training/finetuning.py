@@ -19,6 +19,8 @@ from corollout.noise import Noise
 from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
 from corollout.text import quoted
+from corollout.training.agreement import add_gradients
+from corollout.training.balance import Balance
 from corollout.training.base import PROBES, ROLLOUTS, TARGET_ORDER, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
 from corollout.training.estimates import Estimate, as_estimator, estimate
@@ -26,9 +28,10 @@ from corollout.training.imitation import Imitation
 from corollout.training.metrics import Metrics, peak_memory
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import require_scheduler
+from corollout.training.process_updates import ProcessUpdate
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
-from corollout.training.samples import Decode, Renderer, take_samples
+from corollout.training.samples import Decode, Renderer, samples_of_all, take_samples
 from corollout.training.settings import Clock
 from corollout.training.update_totals import UpdateTotals
 from corollout.training.watchdog import Seen, Watchdog
@@ -59,6 +62,9 @@ class Trainer(BaseTrainer[Metrics]):
     At the first update and every ``samples_every`` updates, sequences of the update are reported as an event with their
     rewards, branches and the credit of every token (:class:`Samples`); a run keeps them. ``decode`` makes text of token
     ids, or is the names of all tokens. That is not counted in ``seconds``.
+
+    ``balance`` says how several processes divide a batch: "even" gives them equally many contexts, "cost" equal parts
+    of what its examples cost when they were last used. Neither changes a sequence or the gradient.
     """
 
     tracked = ("reward", "gradient_norm", "entropy")
@@ -91,11 +97,12 @@ class Trainer(BaseTrainer[Metrics]):
         reward_weights: Sequence[float | int] | None = None,
         samples_every: int = 0,
         decode: Decode | None = None,
+        balance: Balance = "even",
         on_event: Callback = warn,
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
-            clock=clock, on_event=on_event, accumulate=accumulate, ema_decay=ema_decay,
+            clock=clock, on_event=on_event, accumulate=accumulate, ema_decay=ema_decay, balance=balance,
         )  # fmt: skip
         self.reward, self.estimator = as_reward(reward, reward_weights), as_estimator(estimator)
         self._estimator_name = estimator if isinstance(estimator, str) else None
@@ -129,12 +136,13 @@ class Trainer(BaseTrainer[Metrics]):
             raise InputError("mle_data are targets to imitate beside the reward: set mle_weight, too")
 
     def step(self) -> Metrics:
-        started, seconds, tokens = self.now(), self.seconds, self.tokens
+        self.begin_update()
+        started, seconds, tokens, waited = self.now(), self.seconds, self.tokens, self.processes.waiting
         epoch, contexts = self.epochs, self.next_contexts
         if isinstance(self.estimator, Auto) and self.estimator.is_due(self.updates):
             self._choose_estimator(self.estimator)
         trained, totals, noise = self.estimator, UpdateTotals(), self.noise.fold(ROLLOUTS, epoch)
-        log_likelihood, done = 0.0, self.contexts_before
+        log_likelihood, done, costs = 0.0, self.contexts_before, []
         self.optimizer.zero_grad(set_to_none=True)
         for batch in self.next_batches():
             sample = estimate(
@@ -147,7 +155,9 @@ class Trainer(BaseTrainer[Metrics]):
             if self.imitation is not None:
                 log_likelihood += self.imitation.backward(batch, done, contexts, self.device)
             totals.add(sample)
-            trained, done = sample.updated(trained), done + len(batch)
+            costs += self.divider.costs(sample, batch.examples)
+            trained, done = sample.updated(trained), done + batch.whole
+        add_gradients(self.parameters, self.processes)
         gradient, norm = self._sketch.with_norm()
         self.clip_to_norm(norm)
         rate = max(group["lr"] for group in self.optimizer.param_groups)
@@ -155,9 +165,16 @@ class Trainer(BaseTrainer[Metrics]):
         if self.scheduler is not None:
             self.scheduler.step()
         self.estimator = trained
+        mine = ProcessUpdate(
+            totals, log_likelihood, costs, self.now() - started, self.processes.waiting - waited,
+            peak_memory(self.device),
+        )  # fmt: skip
+        update = mine.of_all(self.processes, [norm, self._most_weight], self.updates + 1)
+        totals = update.totals
+        self.divider.remember(update.costs)
         if self.regulariser is not None and totals.divergence is not None:
             self.regulariser.steer(totals.divergence)
-        self.count_update(started)
+        self.count_update(update.seconds)
         self.cost += totals.cost
         self.tokens = self.cost.tokens
         if self.probe_every and self.updates % self.probe_every == 0:
@@ -182,7 +199,7 @@ class Trainer(BaseTrainer[Metrics]):
             mean_length=totals.mean_length,
             cut=totals.cut,
             entropy=totals.entropy,
-            mle_loss=None if self.imitation is None else -log_likelihood / contexts,
+            mle_loss=None if self.imitation is None else -update.log_likelihood / contexts,
             kl=totals.divergence,
             tokens=self.tokens,
             scored_tokens=self.cost.scored_tokens,
@@ -190,7 +207,9 @@ class Trainer(BaseTrainer[Metrics]):
             reward_calls=self.cost.reward_calls,
             seconds=self.seconds,
             tokens_per_second=(self.tokens - tokens) / max(self.seconds - seconds, 1e-9),
-            peak_memory=peak_memory(self.device),
+            peak_memory=update.peak_memory,
+            waiting=update.waiting,
+            waiting_by_process=update.waiting_by_process,
         )
         for text in self.watchdog.look(Seen(metrics.reward, norm, metrics.entropy, metrics.cut)):
             self.on_event(warning(text))
@@ -206,7 +225,10 @@ class Trainer(BaseTrainer[Metrics]):
         """Report sequences of an estimate; return the seconds that took."""
         before = self.now()
         samples = take_samples(sample, batch, self.updates + 1, self._renderer, self.estimator.label)
-        self.on_event(Event("samples", asdict(samples)))
+        record = asdict(samples)
+        if batch.division is not None:
+            record = samples_of_all(record, sample, batch.division)
+        self.on_event(Event("samples", record))
         return self.now() - before
 
     def warm_up_bookkeeping(self, batch: Batch) -> None:
@@ -249,7 +271,7 @@ class Trainer(BaseTrainer[Metrics]):
 
     def _probe_batches(self, estimates: int) -> Iterator[Batch]:
         """Batches for a probe: others than those of training at the moment, if there are any; one more to warm up."""
-        epochs = (self.data.epoch(self.batch_size, self._probe_noise.fold(i), self.device) for i in count())
+        epochs = (self.batches_of_epoch(self._probe_noise.fold(i)) for i in count())
         return islice(chain.from_iterable(epochs), 1 + estimates)
 
     def settings(self) -> dict[str, Any]:
@@ -264,7 +286,7 @@ class Trainer(BaseTrainer[Metrics]):
         return f"the learning rate follows {type(self.scheduler).__name__} from where it was"
 
     def extra_state(self) -> State:
-        tensors = self.variance.tensors() | self.average.tensors()
+        tensors = self.variance.tensors() | self.average.tensors() | self.divider.tensors()
         if isinstance(self.estimator, Adaptive):
             tensors |= {_ESTIMATOR + name: tensor.clone() for name, tensor in self.estimator.state_dict().items()}
         values: dict[str, Any] = {
@@ -280,6 +302,7 @@ class Trainer(BaseTrainer[Metrics]):
     def load_extra_state(self, state: State) -> None:
         tensors = {name: tensor.to(self.device, copy=True) for name, tensor in state.tensors.items()}
         self.average.load(tensors)
+        self.divider.load(tensors)
         self.cost = Cost(**state.values["cost"])
         if "watchdog" in state.values:
             self.watchdog.load(state.values["watchdog"])

@@ -48,10 +48,15 @@ class Imitation:
 
     def backward(self, batch: Batch, first: int, contexts: int, device: torch.device | str) -> float:
         """Add the gradient of −λ / ``contexts`` × Σ ln p(target) for a batch of an update with so many contexts; return
-        the sum. ``first`` is the number of contexts that training has used before this batch.
+        the sum. ``first`` is the number of contexts that training has used before this batch. Of a batch that is
+        divided, it is the part of this process.
         """
+        if batch.is_stand_in:
+            return 0.0
         if self._own is not None:
-            batch = self._own.batch(self._positions(self._own, first, len(batch)), device)
+            positions = self._positions(self._own, first, batch.whole)
+            positions = positions if batch.division is None else positions[batch.division.places]
+            batch = self._own.batch(positions, device)
         total = 0.0
         with evaluation_mode(self.engine.policy):
             for context, targets in self._parts(batch):

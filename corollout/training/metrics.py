@@ -15,7 +15,7 @@ from torch import Tensor
 from corollout.types import Branches, Trajectories
 
 # Metrics that differ from run to run, also where everything else is the same to the bit.
-TIMED = frozenset(["seconds", "tokens_per_second", "peak_memory"])
+TIMED = frozenset(["seconds", "tokens_per_second", "peak_memory", "waiting", "waiting_by_process"])
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Metrics:
     reward_calls: int  # so far
     seconds: float  # so far, updates only
     tokens_per_second: float  # of this update
-    peak_memory: float  # of the process so far, in MB; on a GPU, of the tensors there
+    peak_memory: float  # of the process so far, in MB; on a GPU, of the tensors there; of several, that with most
+    waiting: float  # share of this update's seconds that processes waited for others, their mean; 0 for one process
+    waiting_by_process: list[float]  # the same of each of several, in order of ranks
 
 
 class RewardNumbers(NamedTuple):

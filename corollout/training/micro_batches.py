@@ -38,6 +38,25 @@ class _Given(SparsePlan):
         return self.decided
 
 
+@dataclass(frozen=True)
+class _Reading(SparsePlan):
+    """A plan for which scores are read, but no credits computed."""
+
+    device: torch.device
+    reads_scores = True
+
+    @property
+    def branches(self) -> Branches:
+        return Branches.none(self.device)
+
+    def credits(self, rewards: Rewards, scores: Scores | None = None) -> Credits:
+        none = self.branches.parent
+        return Credits(none, none, none, rewards[:0], "policy")
+
+    def _decisions(self) -> Decisions | None:
+        return None
+
+
 class MicroBatch(NamedTuple):
     """Some contexts, and runs of their rows; the rows of a run are scored at a time."""
 
@@ -70,11 +89,11 @@ class MicroScoring(Scoring):
             raise InputError("an estimator that reads all logits at once cannot be scored in micro-batches")
         if plan.reads_scores:
             with torch.no_grad():
-                self.scores = score(engine, memory, mains, plan, rewards).scores
+                self.scores = score(engine, memory, mains, _Reading(rewards.device), rewards).scores
         self._engine, self._context, self._trajectories = engine, context, mains.trajectories
-        self._credits = without_zeros(plan.credits(rewards, self.scores))
+        self.credits = without_zeros(plan.credits(rewards, self.scores))
         tree = PrefixTree.of(mains.trajectories, mains.trajectories.contexts, engine.bos)
-        needed, _ = tree.reaching(self._credits.row, self._credits.step)
+        needed, _ = tree.reaching(self.credits.row, self.credits.step)
         self._saves_memory = isinstance(size, GraphSizes)
         if isinstance(size, int):
             stops = [min(stop, contexts) for stop in range(size, contexts + size, size)]
@@ -106,15 +125,15 @@ class MicroScoring(Scoring):
         return tree.reaching(inside.row, inside.step)[0]
 
     def _inside(self, rows: slice) -> Credits:
-        row = self._credits.row
-        return self._credits.select(((row >= rows.start) & (row < rows.stop)).nonzero().squeeze(1))
+        row = self.credits.row
+        return self.credits.select(((row >= rows.start) & (row < rows.stop)).nonzero().squeeze(1))
 
     def backward(self, scale: float) -> None:
         for first, stop, runs in self._parts:
             credits = [self._inside(run) for run in runs]
             if not any(len(some.row) for some in credits):
                 continue
-            number = torch.arange(first, stop, device=self._credits.row.device)
+            number = torch.arange(first, stop, device=self.credits.row.device)
             memory, pass_on = self._engine.policy.encode(select(self._context, number)), None
             if len(runs) > 1:
                 memory, pass_on = as_leaves(memory)

@@ -1,5 +1,6 @@
 """Maximum likelihood by teacher forcing: how policies are trained before they are fine-tuned."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from corollout.policies import detach, evaluation_mode
 from corollout.policies.protocol import head_of
 from corollout.rollouts import Engine
 from corollout.rollouts.policy_calls import call_encode
+from corollout.training.agreement import add_gradients, require_same
 from corollout.training.base import SCHEDULED_SAMPLING, BaseTrainer
 from corollout.training.checkpoints import State
 from corollout.training.likelihood import likelihood_backward, teacher_forcing
@@ -111,25 +113,34 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         self.decay = decay or LearningRateDecay()
         self.scheduled_sampling = scheduled_sampling or ScheduledSampling()
         self._learning_rates = [group["lr"] for group in optimizer.param_groups]
+        if self.processes.rank:  # dropout of its own
+            torch.manual_seed(torch.initial_seed() + self.processes.rank)
 
     def step(self) -> MLEMetrics:
+        self.begin_update()
         started = self.now()
         epoch, batch = self.epochs, next(self.next_batches())
         for group, rate in zip(self.optimizer.param_groups, self._learning_rates, strict=True):
             group["lr"] = rate * self.decay.at(epoch)
         inputs, targets = teacher_forcing(self.engine, batch.columns[self.target], self.device)
-        self.policy.train()
-        memory = call_encode(self.engine.policy, batch.context)
-        if (probability := self.scheduled_sampling.at(epoch)) > 0:
-            inputs = self._sample_inputs(detach(memory), inputs, batch.examples, probability)
         self.optimizer.zero_grad(set_to_none=True)
-        count = int((targets >= 0).sum())
-        loss = -likelihood_backward(self.engine, memory, inputs, targets, 1 / count) / count
+        count = 0 if batch.is_stand_in else int((targets >= 0).sum())
+        count, log_likelihood = sum(self.processes.gather_values(count)), 0.0
+        if not batch.is_stand_in:
+            self.policy.train()
+            memory = call_encode(self.engine.policy, batch.context)
+            if (probability := self.scheduled_sampling.at(epoch)) > 0:
+                inputs = self._sample_inputs(detach(memory), inputs, batch.examples, probability)
+            log_likelihood = likelihood_backward(self.engine, memory, inputs, targets, 1 / count)
+        add_gradients(self.parameters, self.processes)
         norm = self.clip_gradients()
         self.step_optimizer()
         self.tokens += count
-        self.count_update(started)
-        return MLEMetrics(self.updates, epoch, loss, norm, self.tokens, self.seconds)
+        mine = [log_likelihood, self.now() - started, norm, self._most_weight]
+        log_likelihoods, seconds, *norms = zip(*self.processes.gather_values(mine), strict=True)
+        require_same(zip(*norms, strict=True), self.updates + 1)
+        self.count_update(max(seconds))
+        return MLEMetrics(self.updates, epoch, -math.fsum(log_likelihoods) / count, norm, self.tokens, self.seconds)
 
     @torch.no_grad()
     def _sample_inputs(

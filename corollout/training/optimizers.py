@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from corollout.arguments import require_instance
 from corollout.errors import InputError
 from corollout.text import quoted
 from corollout.training.settings import Decay
@@ -96,3 +97,45 @@ def require_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     except (TypeError, ValueError) as error:
         kind = type(scheduler).__name__
         raise InputError(f"the state of the scheduler {kind} cannot be saved in a checkpoint: {error}") from error
+
+
+def require_optimizer(optimizer: Any, policy: nn.Module, device: torch.device | str) -> None:
+    """Raise an error unless an optimizer can train the policy on batches that are on the device."""
+    require_instance(
+        "optimizer", optimizer, torch.optim.Optimizer, "one of torch.optim, as in torch.optim.Adam(policy.parameters())"
+    )
+    parameters = {id(p): p for p in policy.parameters()}
+    if not any(p.requires_grad for p in parameters.values()):
+        raise InputError(
+            "no parameter of the policy requires a gradient, so nothing could be learned: unfreeze what is to be "
+            "trained with requires_grad_(True)"
+        )
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in parameters and p.requires_grad for p in given):
+        raise InputError(
+            "none of the optimizer's parameters is a parameter of the engine's policy that requires a gradient: make "
+            "it from engine.policy.parameters()"
+        )
+    places = {p.device.type for p in parameters.values()}
+    if torch.device(device).type not in places:
+        raise InputError(
+            f"the policy is on {' and '.join(sorted(places))}, but batches would be moved to {device}: move the policy "
+            f"there, or choose another device for the trainer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS computes its loss several times in a step, which trainers do not: choose another optimizer"
+        )
+    _require_eps(optimizer)
+
+
+def _require_eps(optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error if the eps that keeps an optimiser from dividing by zero is zero in the weights' precision."""
+    for group in optimizer.param_groups:
+        eps = group.get("eps", 0.0)
+        for dtype in {p.dtype for p in group["params"]}:
+            if isinstance(eps, float) and eps > 0 and not torch.tensor(eps, dtype=dtype) > 0:
+                raise InputError(
+                    f"the optimizer's eps = {eps:g} is zero in {dtype}, and would make weights NaN: give it eps=1e-4, "
+                    f"or use weights in torch.bfloat16 or torch.float32"
+                )

@@ -18,8 +18,10 @@ from corollout.noise import Noise
 from corollout.rewards import AnyReward
 from corollout.rollouts import Engine
 from corollout.text import quoted
+from corollout.training.agreement import add_gradients
 from corollout.training.base import GradientStatistics, flat_gradient, policy_module
 from corollout.training.estimates import Estimate, estimate
+from corollout.training.metrics import RewardNumbers
 from corollout.training.regularisation import Regulariser
 from corollout.training.running_variance import GradientSketch
 from corollout.types import Cost
@@ -65,6 +67,25 @@ class Probe:
         return {"estimator": name, **{key: getattr(self, key) for key in keys}}
 
 
+@dataclass(frozen=True)
+class Made:
+    """What an estimate was and took, in all processes that have a part of its batch."""
+
+    cost: Cost
+    mean_reward: float
+    seconds: float  # of the process that took longest
+
+    @classmethod
+    def of(cls, sample: Estimate, seconds: float) -> "Made":
+        if sample.division is None:
+            return cls(sample.cost, sample.mean_reward, seconds)
+        rewards = sample.own_rewards[: len(sample.trajectories.tokens)].tolist()
+        mine = [list(vars(sample.cost).values()), rewards, seconds]
+        costs, rewards, seconds_of_all = zip(*sample.division.processes.gather_values(mine), strict=True)
+        mean = RewardNumbers.of([reward for part in rewards for reward in part]).mean
+        return cls(sum((Cost(*cost) for cost in costs), Cost()), mean, max(seconds_of_all))
+
+
 class Recorder:
     """Collects estimates for a probe."""
 
@@ -75,11 +96,11 @@ class Recorder:
         self.seconds: list[float] = []
         self.squares: list[float] = []
 
-    def add(self, sample: Estimate, gradient: Tensor, seconds: float) -> None:
+    def add(self, made: "Made", gradient: Tensor) -> None:
         self.gradients.add(gradient)
-        self.costs.append(sample.cost)
-        self.rewards.append(sample.mean_reward)
-        self.seconds.append(seconds)
+        self.costs.append(made.cost)
+        self.rewards.append(made.mean_reward)
+        self.seconds.append(made.seconds)
         self.squares.append(float((gradient.double() ** 2).sum()))
 
     def probe(self) -> Probe:
@@ -120,6 +141,8 @@ def gradient_source(
             p.grad = None
         sample = estimate(engine, batch, reward, estimator, noise, regulariser=regulariser)
         sample.backward()
+        if batch.division is not None:
+            add_gradients(parameters, batch.division.processes)
         return sample, flat_gradient(parameters) if sketch is None or sketch.is_exact else sketch()
 
     try:
@@ -150,7 +173,7 @@ def probe_variance(
         for i in range(count):
             started = wall_time()
             sample, gradient = draw(estimator, noise.fold(i))
-            recorder.add(sample, gradient, wall_time() - started)
+            recorder.add(Made.of(sample, wall_time() - started), gradient)
             progress.advance()
     return recorder.probe()
 
@@ -181,10 +204,11 @@ def probe_estimators(
             for name in active:
                 started = now()
                 sample, gradient = draw(updated[name], noise.fold(turn))
+                made = Made.of(sample, now() - started)
                 if turn >= WARM_UP_BATCHES:
-                    recorders[name].add(sample, gradient, now() - started)
+                    recorders[name].add(made, gradient)
                 updated[name] = sample.updated(updated[name])
-                total += sample.cost
+                total += made.cost
         if turn + 1 == WARM_UP_BATCHES + _ENOUGH:
             costs = {name: recorders[name].probe().cost for name in active}
             limit = give_up_at * min(costs.values())

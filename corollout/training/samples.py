@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from corollout.data import Batch, plain_entry
+from corollout.division import Division
 from corollout.errors import InputError
 from corollout.text import quoted, shortened
 from corollout.training.credit import Branch, MainSequence, main_sequences, moved_rows
 from corollout.training.estimates import Estimate
+from corollout.training.metrics import RewardNumbers
 
 # How token ids become text: a function of a list of them, or the name of each token in the order of ids.
 Decode = Callable[[list[int]], str] | Sequence[str]
@@ -189,11 +191,13 @@ def take_samples(
     prompts: Sequence[Sequence[Message]] = (),
     most: int = CONTEXTS,
 ) -> Samples:
-    """Sequences of the first contexts of an update's estimate, before its weights have changed.
+    """Sequences of the first contexts of an update's estimate, before its weights have changed: those of them that this
+    process has.
 
     ``prompts`` are the contexts of a language model as it was given them.
     """
-    count, mains = min(most, len(batch)), sample.trajectories
+    places = torch.arange(len(batch)) if batch.division is None else batch.division.places
+    count, mains = int((places < most).sum()), sample.trajectories
     members = [(mains.contexts == context).nonzero().squeeze(1).tolist() for context in range(count)]
     kept = [_farthest(rows, sample) for rows in members]
     sequences: dict[int, list[SampledSequence]] = {}
@@ -214,6 +218,17 @@ def take_samples(
         for context, rows in enumerate(members)
     ]
     return Samples(update, renderer.separator, contexts, estimator, _number(sample.mean_reward))
+
+
+def samples_of_all(record: dict[str, Any], sample: Estimate, division: Division) -> dict[str, Any]:
+    """The record of samples of the whole batch, from those of each process: each has some of the first contexts."""
+    rewards = sample.own_rewards[: len(sample.trajectories.tokens)].tolist()
+    mine = {"places": division.places.tolist(), "contexts": record["contexts"], "rewards": rewards}
+    everyone = division.processes.gather_values(mine)
+    contexts = [one for part in everyone for one in zip(part["places"], part["contexts"], strict=False)]
+    contexts = [context for _, context in sorted(contexts, key=lambda one: one[0])]
+    mean = RewardNumbers.of([reward for part in everyone for reward in part["rewards"]]).mean
+    return {**record, "contexts": contexts, "reward": _number(mean)}
 
 
 def _farthest(rows: list[int], sample: Estimate) -> list[int]:

@@ -42,6 +42,9 @@ class Scoring(ABC):
     """How many prefixes were computed with gradient."""
     scores: Scores | None = None
     """What the plan read of the logits."""
+    credits: Credits | None = None
+    """The gradient, if the plan gives a short list. Processes that share a batch exchange numbers to compute it, so it
+    is computed once in each of them."""
 
     @abstractmethod
     def backward(self, scale: float) -> None:
@@ -57,6 +60,23 @@ def score(engine: Engine, memory: Any, mains: Mains, plan: Plan, rewards: Reward
         return SequenceScoring(engine, memory, mains.trajectories, tree, plan, rewards)
     kind = PathScoring if engine.head.logits_by_token else PrefixScoring
     return kind(engine, memory, mains, tree, plan, rewards)
+
+
+class NoScoring(Scoring):
+    """That of a process that has no context of its batch: what its plan says is what others need to know."""
+
+    def __init__(self, trajectories: Trajectories, plan: Plan, rewards: Rewards):
+        self.tokens = 0
+        if trajectories.decisions is None:
+            empty = torch.zeros(trajectories.tokens.shape, dtype=torch.float64, device=rewards.device)
+            self.scores = TokenProbabilities(empty, empty, empty)
+        else:
+            self.scores = torch.zeros(trajectories.decisions.bits.shape, dtype=torch.float64, device=rewards.device)
+        if isinstance(plan, SparsePlan):
+            self.credits = plan.credits(rewards, self.scores)
+
+    def backward(self, scale: float) -> None:
+        pass
 
 
 def without_zeros(credits: Credits) -> Credits:
@@ -78,16 +98,16 @@ class PrefixScoring(Scoring):
         if plan.reads_scores:
             self._compute(engine, memory)
             self.scores = self._probabilities()
-            self._credits = without_zeros(plan.credits(rewards, self.scores))
+            self.credits = without_zeros(plan.credits(rewards, self.scores))
         else:
-            self._credits = without_zeros(plan.credits(rewards))
+            self.credits = without_zeros(plan.credits(rewards))
             self._prune()
             self._compute(engine, memory)
 
     def _prune(self) -> None:
         """Leave out prefixes that no gradient comes from or goes through."""
         whole = len(self._tree)
-        self._tree, kept = self._tree.reaching(self._credits.row, self._credits.step)
+        self._tree, kept = self._tree.reaching(self.credits.row, self.credits.step)
         if len(kept) < whole:
             self._kept = kept
             self._known = None if self._known is None else self._known[kept]
@@ -124,7 +144,7 @@ class PrefixScoring(Scoring):
 
     def backward(self, scale: float) -> None:
         if self.tokens:
-            credits = self._credits
+            credits = self.credits
             prefix = self._tree.node[credits.row, credits.step]
             sparse = PrefixCredits(prefix, credits.token, credits.value, credits.centre)
             read_out_backward(self._hidden, self._read_out, sparse, scale, self._known)
@@ -151,11 +171,11 @@ class PathScoring(Scoring):
             scores = logits.new_zeros(*trajectories.tokens.shape, logits.shape[1])
             scores[row, step] = logits
             self.scores = scores
-            self._credits = without_zeros(plan.credits(rewards, scores))
+            self.credits = without_zeros(plan.credits(rewards, scores))
         else:
-            self._credits = without_zeros(plan.credits(rewards))
+            self.credits = without_zeros(plan.credits(rewards))
             steps = trajectories.tokens.shape[1]
-            cell = (self._credits.row * steps + self._credits.step).unique()
+            cell = (self.credits.row * steps + self.credits.step).unique()
             row, step = cell // steps, cell % steps
             self._compute(engine, memory, trajectories, tree.reaching(row, step)[0], row, step)
 
@@ -175,7 +195,7 @@ class PathScoring(Scoring):
 
     def backward(self, scale: float) -> None:
         if self.tokens:
-            logits, credits = full_precision(self._logits.detach())[:, None], self._credits
+            logits, credits = full_precision(self._logits.detach())[:, None], self.credits
             place = self._place[credits.row, credits.step]
             local = replace(credits, row=place, step=torch.zeros_like(place))
             gradient = local.gradient(logits, self._decisions)[:, 0]
@@ -203,11 +223,11 @@ class SequenceScoring(Scoring):
         used = torch.ones(len(self._distinct), dtype=torch.bool, device=last.device)
         if plan.reads_scores:
             self.scores = self._read(self._batches(used))
-            self._credits = without_zeros(plan.credits(rewards, self.scores))
+            self.credits = without_zeros(plan.credits(rewards, self.scores))
         else:
-            self._credits = without_zeros(plan.credits(rewards))
+            self.credits = without_zeros(plan.credits(rewards))
             used[:] = False
-            used[self._place[self._credits.row]] = True
+            used[self._place[self.credits.row]] = True
         self._used = self._batches(used)
         self.tokens = int(trajectories.lengths[self._distinct[used]].sum())
 
@@ -266,7 +286,7 @@ class SequenceScoring(Scoring):
                 logits = self._outputs
             place[:] = -1
             place[number] = torch.arange(len(number), device=number.device)
-            local = replace(self._credits, row=place[self._place[self._credits.row]])
+            local = replace(self.credits, row=place[self._place[self.credits.row]])
             credits = local.select((local.row >= 0).nonzero().squeeze(1))
             decisions = self._trajectories.decisions
             if decisions is not None:

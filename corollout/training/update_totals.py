@@ -1,7 +1,10 @@
-"""What the estimates of one update add up to: there is one for each batch that the update accumulates."""
+"""What the estimates of one update add up to: there is one for each batch that the update accumulates, and process."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +33,7 @@ class UpdateTotals:
         self._has_divergence = False
         self._steps: list[tuple[Tensor, Tensor]] = []  # lengths of main trajectories, and where branches depart
         self._longest = 0
+        self._by_step: list[Departures] = []  # of other processes
         self._by_depth: list[Departures] = []
 
     def add(self, sample: Estimate) -> None:
@@ -54,9 +58,48 @@ class UpdateTotals:
             self._divergence += rows * sample.penalty.divergence
         lengths = trajectories.lengths
         self._steps.append((lengths, lengths.new_zeros(0) if branches is None else branches.step))
-        self._longest = max(self._longest, trajectories.tokens.shape[1])
+        self._longest = max(self._longest, trajectories.tokens.shape[1] if rows else 1)
         if trajectories.decisions is not None:
             self._by_depth.append(departures_by_depth(trajectories, sample.plan.branches))
+
+    def record(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        return {
+            "cost": list(vars(self.cost).values()),
+            "counts": [self.trajectories, self._equal, self._several, self._finished],
+            "sums": [self._log_prob, self._divergence if self._has_divergence else None],
+            "rewards": self._rewards,
+            "parts": self._parts,
+            "by_step": [part.tolist() for part in self._departures()],
+            "longest": self._longest,
+            "by_depth": [part.tolist() for part in self._by_depth],
+        }
+
+    @classmethod
+    def of_all(cls, records: Sequence[dict[str, Any]]) -> "UpdateTotals":
+        """The totals of several processes together."""
+        totals = cls()
+        for record in records:
+            totals.cost += Cost(*record["cost"])
+            trajectories, equal, several, finished = record["counts"]
+            totals.trajectories += trajectories
+            totals._equal, totals._several = totals._equal + equal, totals._several + several
+            totals._finished += finished
+            log_prob, divergence = record["sums"]
+            totals._log_prob += log_prob
+            totals._divergence += divergence or 0.0
+            totals._has_divergence |= divergence is not None
+            totals._rewards += record["rewards"]
+            for name, values in record["parts"].items():
+                totals._parts.setdefault(name, []).extend(values)
+            totals._by_step += [np.array(part) for part in record["by_step"]]
+            totals._longest = max(totals._longest, record["longest"])
+            totals._by_depth += [np.array(part) for part in record["by_depth"]]
+        return totals
+
+    def _departures(self) -> list[Departures]:
+        """Branches that depart at each step."""
+        return [*self._by_step, *(departures_by_step(*steps, self._longest) for steps in self._steps)]
 
     @property
     def rewards(self) -> RewardNumbers:
@@ -79,9 +122,7 @@ class UpdateTotals:
 
     @property
     def rollouts_by_step(self) -> list[float]:
-        if not self.cost.rollouts:
-            return [0.0] * self._longest
-        return departure_rates([departures_by_step(*steps, self._longest) for steps in self._steps])
+        return departure_rates(self._departures()) if self.cost.rollouts else [0.0] * self._longest
 
     @property
     def rollouts_by_depth(self) -> list[float]:
