@@ -4,7 +4,7 @@ import os
 from functools import partial
 from typing import Any
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import TrainerCallback
@@ -33,7 +33,7 @@ def set_up(accelerator: Accelerator, args: PolicyGradientConfig) -> None:
         return
     if state.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards on other devices only
         state.fsdp_plugin = FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
-        state.distributed_type = DistributedType.FSDP
+        state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     plugin: Any = state.fsdp_plugin
     if plugin.fsdp_version != 2:
         raise InputError("FSDP 1 is not supported: set fsdp_version: 2 in the configuration of accelerate")

@@ -9,7 +9,6 @@ of forward passes. The gradients of all of them are summed when an update is com
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
 from corollout.processes import Processes
+from corollout.training.agreement import add_gradients
 from corollout.training.micro_batches import spans
 from corollout.training.norms import total_norm
 
@@ -57,20 +57,9 @@ class Replica:
 
     def sum_gradients(self) -> float:
         """Sum gradients over all processes, for the optimizer; return their norm."""
-        gradients = list(self._summable())
-        self.processes.add(gradients)
-        return total_norm(gradients)
-
-    def _summable(self) -> Iterator[Tensor]:
-        """The gradients of all weights that have one in any process, zeros if it is not this one."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        used = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int64)
-        self.processes.add([used])
-        for weight, count in zip(weights, used.tolist(), strict=True):
-            if count:
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-                yield weight.grad
+        add_gradients(weights, self.processes)
+        return total_norm(weight.grad for weight in weights if weight.grad is not None)
 
 
 class ShardedReplica(Replica):
@@ -98,15 +87,18 @@ class ShardedReplica(Replica):
             whole.copy_(shard.detach().to(whole.dtype).full_tensor())
 
     def sum_gradients(self) -> float:
-        for _ in self._summable():
-            pass
+        trained = [(whole, shard) for whole, shard in self._pairs if whole.requires_grad]
+        used = torch.tensor([whole.grad is not None for whole, _ in trained], dtype=torch.int64)
+        self.processes.add([used])
         summed: list[Tensor] = []
-        for whole, shard in self._pairs:
-            if whole.grad is not None:
+        for (whole, shard), count in zip(trained, used.tolist(), strict=True):
+            if count:
                 mesh = shard.device_mesh
-                part = DTensor.from_local(whole.grad.to(shard.dtype), mesh, [Partial()] * mesh.ndim, run_check=False)
-                shard.grad, whole.grad = part.redistribute(placements=shard.placements), None
+                part = torch.zeros_like(whole) if whole.grad is None else whole.grad
+                part = DTensor.from_local(part.to(shard.dtype), mesh, [Partial()] * mesh.ndim, run_check=False)
+                shard.grad = part.redistribute(placements=shard.placements)
                 summed.append(shard.grad)
+            whole.grad = None
         norm: Any = nn.utils.get_total_norm(summed) if summed else torch.zeros(())
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 

@@ -270,12 +270,15 @@ class PolicyGradientTrainer(Trainer):
     def _take_samples(self, sample: Estimate, batch: Batch) -> None:
         """Keep completions of the first batch of an update."""
         every, step = self.args.samples_steps, self.state.global_step
-        if not every or (step and (step + 1) % every) or not self.is_world_process_zero():
+        if not every or (step and (step + 1) % every) or self._batches:
             return
-        if self._samples is None or self._samples.update > step + 1:  # trained again, or resumed
-            self._samples = SamplesFile(Path(self._get_output_dir(trial=None)), step, self.facts())
-        if self._samples.update <= step:
-            self._samples.add(text_samples(sample, batch, step + 1, self._renderer, self.estimator))
+        with self.processes.agreed():
+            if self.processes.is_first and (self._samples is None or self._samples.update > step):
+                # It begins, trains again, or was resumed.
+                self._samples = SamplesFile(Path(self._get_output_dir(trial=None)), step, self.facts())
+        samples = text_samples(sample, batch, step + 1, self._renderer, self.estimator)
+        if self._samples is not None:
+            self._samples.add(samples)
 
     def inspect(self, rows: Any) -> Samples:
         """Completions of some prompts with the credit of every token, by this trainer's rewards and estimator, as

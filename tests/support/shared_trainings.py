@@ -1,6 +1,6 @@
 """Trainings of tiny language models that several processes share, and what came of them: run by ``torchrun``.
 
-    python -m torch.distributed.run --nproc-per-node 2 -m tests.support.shared_trainings FOLDER NAME…
+python -m torch.distributed.run --nproc-per-node 2 -m tests.support.shared_trainings FOLDER NAME…
 """
 
 import json
@@ -44,7 +44,9 @@ def letters(completions: list[str], letter: list[str], log_metric: Any = None, *
     if log_metric is not None:
         log_metric("prompted", 1.0)
     counts = [completion.split().count(one) / 4 for completion, one in zip(completions, letter, strict=True)]
-    return [None if completion.startswith("a a") else count for completion, count in zip(completions, counts, strict=True)]
+    return [
+        None if completion.startswith("a a") else count for completion, count in zip(completions, counts, strict=True)
+    ]
 
 
 def words(completions: list[str], **_: Any) -> list[float]:
