@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 INTERVAL = 0.5  # seconds between beats
@@ -34,7 +34,7 @@ class Verdict:
 class _Beat:
     number: int = -1
     calls: int = 0
-    since: float = 0.0  # when this process first read that number, by its own clock
+    since: float = field(default_factory=time.monotonic)  # when this process first read that number, by its own clock
 
 
 class Heartbeat:

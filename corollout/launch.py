@@ -48,6 +48,11 @@ def is_restartable() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and _PORT in os.environ and not _is_child()
 
 
+def rank_and_size() -> tuple[int, int]:
+    """Of this process among others."""
+    return int(os.environ[_RANK]), int(os.environ[_SIZE])
+
+
 def describe() -> str:
     """This process in its job: "rank 1 of 2 at localhost:29500"."""
     return f"rank {os.environ[_RANK]} of {os.environ[_SIZE]} at {address()}"

@@ -20,8 +20,18 @@ import torch
 import torch.distributed as dist
 
 from corollout.errors import InputError, ProcessError
-from corollout.launch import describe, has_others, local_rank, mark_member
+from corollout.launch import (
+    address,
+    describe,
+    has_others,
+    is_restartable,
+    local_rank,
+    mark_member,
+    rank_and_size,
+    restarts,
+)
 from corollout.process_group import TIMEOUT, Group, Processes, keep_forever
+from corollout.signals import default_stops
 from corollout.text import quoted
 
 __all__ = ["TIMEOUT", "Processes", "joined", "processes"]
@@ -79,16 +89,18 @@ def joined(timeout: float | None = None) -> Generator[Processes, None, None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     seconds = _timeout() if timeout is None else timeout
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=_JOIN_TIMEOUT))
+        with default_stops():  # a process that waits for others in there does not hear a signal
+            dist.init_process_group(backend, timeout=timedelta(seconds=_JOIN_TIMEOUT), **_meeting_point())
+            group = _join(seconds)
     except (RuntimeError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ProcessError(f"{describe()} cannot join its job: {first}") from None
-    group = _join(seconds)
     reason: str | None = ""
     try:
         yield group
-    except ProcessError:
+    except ProcessError as error:
         reason = None
+        error.is_teller = error.is_teller and group.is_first_to_say(str(error))
         raise
     except BaseException as error:
         reason = str(error) or type(error).__name__
@@ -104,9 +116,28 @@ def joined(timeout: float | None = None) -> Generator[Processes, None, None]:
             keep_forever(dist.group.WORLD, group)
 
 
+def _meeting_point() -> dict[str, Any]:
+    """How the processes of a job find each other.
+
+    ``torchrun`` has one store for all starts of a job, in which processes would find addresses of earlier ones.
+    """
+    if not is_restartable():
+        return {}
+    host, _, port = address().rpartition(":")
+    rank, size = rank_and_size()
+    store: Any = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_JOIN_TIMEOUT))
+    return {"store": dist.PrefixStore(_start(), store), "rank": rank, "world_size": size}
+
+
 def _store() -> Any:
     """The key-value server through which the processes of the default group found each other."""
-    return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    return dist.PrefixStore(_start(), store)
+
+
+def _start() -> str:
+    """What separates this start of a job from earlier ones."""
+    return f"corollout/start-{restarts()}"
 
 
 def _last_error() -> tuple[Any, Any, Any]:

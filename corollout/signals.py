@@ -68,6 +68,13 @@ def end_at_once(code: int | None = None) -> None:
 
 
 @contextmanager
+def default_stops() -> Generator[None, None, None]:
+    """Inside, a signal ends the process without a word, even while it is in a call that would keep Python from it."""
+    with _handled(signal.SIG_DFL):
+        yield
+
+
+@contextmanager
 def without_stops() -> Generator[None, None, None]:
     """Inside, signals wait; processes that are started inside get none until they call :func:`ignore_stops`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -159,7 +166,7 @@ def deferred_stops() -> Generator[StopRequest, None, None]:
 
 
 @contextmanager
-def _handled(handler: Callable[[int, object], None]) -> Generator[None, None, None]:
+def _handled(handler: Callable[[int, object], None] | signal.Handlers) -> Generator[None, None, None]:
     global _depth
     before: dict[signal.Signals, Any] = {}
     if _depth == 0:

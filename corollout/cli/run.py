@@ -14,7 +14,7 @@ from corollout.cli.root import cli
 from corollout.cli.terminal import print_error
 from corollout.errors import CorolloutError, Interrupted
 from corollout.files import is_disk_full
-from corollout.launch import is_first
+from corollout.launch import has_others, is_first
 from corollout.signals import end_at_once, exit_code, interrupting_stops
 from corollout.text import shortened
 
@@ -35,7 +35,7 @@ def run() -> int:
     with interrupting_stops():
         with suppress(KeyboardInterrupt):  # before a command begins, while an error is printed, or after everything
             code = _run()
-            end_at_once()
+            end_at_once(code if has_others() else None)
         if code is None:
             print_error("Stopped. Run the same command again.")
         end_at_once()

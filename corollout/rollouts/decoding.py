@@ -3,7 +3,7 @@
 import torch
 
 from corollout.data import Columns
-from corollout.dividing import batches, divided
+from corollout.divided_work import batches, divided
 from corollout.noise import Noise
 from corollout.rollouts import Engine
 from corollout.types import Decoded, Sampler

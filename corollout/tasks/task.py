@@ -16,7 +16,7 @@ import numpy as np
 
 from corollout.config import NONE, from_table
 from corollout.data import Columns, Split, check_device
-from corollout.dividing import batches, divided
+from corollout.divided_work import batches, divided
 from corollout.errors import CorolloutError, InputError
 from corollout.events import Callback, ignore
 from corollout.files import digest_of

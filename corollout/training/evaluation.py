@@ -7,7 +7,7 @@ import torch
 
 from corollout.arguments import require_count, require_instance
 from corollout.data import Columns, Data, check_device
-from corollout.dividing import batches, divided
+from corollout.divided_work import batches, divided
 from corollout.errors import InputError
 from corollout.noise import Noise
 from corollout.rewards import AnyReward, as_reward
