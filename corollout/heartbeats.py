@@ -63,6 +63,8 @@ class Heartbeat:
             self._stopped.set()
             with suppress(RuntimeError):
                 self._store.set(f"left/{self.rank}", json.dumps(reason))
+            if self._thread.is_alive():  # Python must not end while it is in a call of PyTorch
+                self._thread.join(2 * INTERVAL)
 
     def stop_silently(self) -> None:
         """End the beats of a process that has learned of a verdict."""

@@ -59,7 +59,8 @@ def processes() -> Processes:
     if dist.get_world_size() == 1:
         return _alone
     if _joined is None or _joined[0] is not dist.group.WORLD:
-        _join(_timeout())
+        group = _join(_timeout())
+        atexit.register(lambda: group.leave(str(_last_error()[1] or "")))  # whoever made the group leaves it as it is
     assert _joined is not None
     return _joined[1]
 
