@@ -32,7 +32,8 @@ def set_up(accelerator: Accelerator, args: PolicyGradientConfig) -> None:
     if not shards_weights(args):
         return
     if state.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards on other devices only
-        state.fsdp_plugin = FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
+        given: dict[str, Any] = args.fsdp_plugin_args or {}
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(**given)
         state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     plugin: Any = state.fsdp_plugin
     if plugin.fsdp_version != 2:
@@ -49,8 +50,9 @@ class Exchange(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self._replica.attach(model)
-        if args.gradient_checkpointing and self._replica.model is not model:
-            self._replica.model.gradient_checkpointing_enable()
+        whole: Any = self._replica.model
+        if args.gradient_checkpointing and whole is not model:
+            whole.gradient_checkpointing_enable()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._replica.gather()

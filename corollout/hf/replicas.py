@@ -74,7 +74,7 @@ class ShardedReplica(Replica):
         return copy.deepcopy(self.model, memo)
 
     def attach(self, trained: nn.Module) -> None:
-        self._pairs = list(zip(self.model.parameters(), trained.parameters(), strict=True))
+        self._pairs: list[tuple[Tensor, Any]] = list(zip(self.model.parameters(), trained.parameters(), strict=True))
         self._gather(self._pairs)
 
     def gather(self) -> None:

@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, SequentialSampler
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -31,7 +30,7 @@ from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPo
 from corollout.hf.replicas import Replica, ShardedReplica
 from corollout.hf.rewards import RewardFunction, text_rewards
 from corollout.hf.samples_file import SamplesFile
-from corollout.hf.shares import SharedRows, as_loader, division_of, require_same_rows, require_same_settings
+from corollout.hf.shares import SharedRows, division_of, require_same_rows, require_same_settings, shared_loader
 from corollout.hf.text import Text
 from corollout.noise import Noise
 from corollout.processes import Processes, processes
@@ -45,7 +44,6 @@ from corollout.types import Sampler
 _LOGGER = transformers.utils.logging.get_logger(__name__)
 _TRAINING, _EVALUATION, _PROBES, _INSPECTION = range(4)
 _STATE = "corollout"  # of files in a checkpoint
-_LOADING = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "drop_last")
 
 
 class PolicyGradientTrainer(Trainer):
@@ -98,9 +96,9 @@ class PolicyGradientTrainer(Trainer):
         )
         self.model_accepts_loss_kwargs = False
         self.add_callback(Exchange(self.replica))
+        self.replica.copy_first(args.device)
         if self.model is not module:
             module.to(args.device)
-        self.replica.copy_first(args.device)
         kind = Seq2SeqPolicy if module.config.is_encoder_decoder else CausalLMPolicy
         self.policy: LanguageModelPolicy = kind(module, tokenizer)
         require_vocabulary(len(self.policy.read_out_weight), tokenizer)
@@ -140,34 +138,23 @@ class PolicyGradientTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         if self.train_dataset is None:
             raise InputError("training needs a train_dataset with a column 'prompt'")
-        return self._get_dataloader(
-            dataset=cast(Any, self.train_dataset),
-            description="Training",
-            batch_size=self._prompts_per_batch,
-            sampler_fn=cast(Any, self._get_train_sampler),
-            is_training=True,
-        )
+        return self._loader(self.train_dataset, self._prompts_per_batch, "Training", self._get_train_sampler)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        rows = cast(Any, self.eval_dataset)[rows] if isinstance(rows, str) else rows
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(rows, str):
+            rows = cast(Any, self.eval_dataset)[rows]
         if rows is None:
             raise InputError("evaluation needs an eval_dataset with a column 'prompt'")
         rows = rows if isinstance(rows, PromptRows) else PromptRows(rows, "eval_dataset")
         size = self.args.eval_batch_size * self.processes.size
-        return self._get_dataloader(rows, "Evaluation", size, cast(Any, SequentialSampler))
+        return self._loader(rows, size, "Evaluation", self._get_eval_sampler)
 
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, **more: Any
-    ) -> Any:
+    def _loader(self, rows: Any, batch_size: int, description: str, sampler: Any) -> Any:
         """Batches of all processes, of which each gets its share."""
-        if self.processes.size == 1:
-            return super()._get_dataloader(dataset, description, batch_size, sampler_fn, **more)
-        options = {name: getattr(self.args, f"dataloader_{name}") for name in _LOADING}
-        loader = DataLoader(
-            SharedRows(dataset, self.processes), batch_size, sampler=sampler_fn(dataset), collate_fn=collate, **options
-        )
-        return as_loader(loader, self.args.data_seed)
+        if self.processes.size > 1:
+            return shared_loader(rows, batch_size, sampler(rows), self.args, self.processes)
+        return self._get_dataloader(rows, description, batch_size, sampler, is_training=description == "Training")
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Prompts in an update."""
@@ -328,8 +315,8 @@ class PolicyGradientTrainer(Trainer):
         return None, None, None
 
     def evaluation_loop(self, dataloader: Any, *given: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
-        if self.is_fsdp_enabled and not self.accelerator._models:
-            self.accelerator.prepare_model(self.model)  # it is not sharded yet, and need not be
+        if self.is_fsdp_enabled and not self.is_in_train:
+            self.accelerator.prepare_model(cast(nn.Module, self.model))  # not sharded yet, perhaps, and need not be
         output = super().evaluation_loop(dataloader, *given, metric_key_prefix=metric_key_prefix, **options)
         batches = [evaluation_metrics([part for part in parts if part]) for parts in self._exchanged()]
         for batch in batches:
