@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
-from corollout.compilation import cpu_time
+from corollout.compilation import cpu_time, wall_time
 from corollout.data import Batch, shuffled
 from corollout.errors import InputError
 from corollout.estimators import Adaptive, Auto
@@ -127,6 +127,7 @@ class PolicyGradientTrainer(Trainer):
         self._tokens = 0  # prompts and completions so far
         self.generated_tokens = 0  # branches included, and no shared prefix twice
         self._checked = False
+        self._began = 0.0, 0.0  # the update: when, and how many seconds had been waited for other processes
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -188,8 +189,11 @@ class PolicyGradientTrainer(Trainer):
         return super().train(resume_from_checkpoint, *given, **options)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Add the gradient of some prompts; what is returned is minus their mean reward."""
+        """Add the gradient of some prompts; what is returned with the last ones is minus the update's mean reward."""
         model.train()
+        if not self._batches:
+            self._began = wall_time(), self.processes.waiting
+            self.processes.during = f"update {self.state.global_step + 1}"
         batch, parts = self._batch(inputs), self.current_gradient_accumulation_steps
         # An example's noise depends on its number and the epoch, so neither batches nor accumulation change it.
         noise = self._noise.fold(_TRAINING, int(self.state.epoch or 0))
@@ -234,6 +238,8 @@ class PolicyGradientTrainer(Trainer):
             for name, value in batch.values.items():
                 metrics[name].append(value)
         metrics["num_tokens"] = [float(self._tokens)]
+        if self.processes.size > 1:
+            metrics["waiting"].append(self._waiting())
         last = batches[-1].values
         seen = Seen(last["reward"], norm, last["entropy"], last["completions/clipped_ratio"])
         for text in self._watchdog.look(seen):
@@ -250,6 +256,12 @@ class PolicyGradientTrainer(Trainer):
             for name, value in logged:
                 self._metrics["train"][name].append(value)
         return [list(parts) for parts in zip(*(batches for batches, _ in everyone), strict=True)]
+
+    def _waiting(self) -> float:
+        """The mean share of the time of this update that processes have waited for others."""
+        began, waited = self._began
+        times = self.processes.gather_values([wall_time() - began, self.processes.waiting - waited])
+        return sum(seconds for _, seconds in times) / len(times) / max(seconds for seconds, _ in times)
 
     def _log_metric(self, name: str, value: float) -> None:
         self._logged.append((name, float(value)))

@@ -6,7 +6,6 @@ python -m torch.distributed.run --nproc-per-node 2 -m tests.support.shared_train
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ import transformers
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from corollout.files import digest_of
 from corollout.hf import PolicyGradientConfig, PolicyGradientTrainer
-from corollout.processes import Processes, processes
+from corollout.processes import Processes, joined, processes
+from corollout.weights import tensor_bytes
 from tests.support.language_models import language_model
 from tests.support.tiny_models import make_tokenizer
 
@@ -27,6 +28,10 @@ BATCH = 6  # prompts of all processes
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 SHARDED = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+SAVED = {
+    "estimator": "set-4:baseline=fitted", "max_steps": 4, "save_strategy": "steps", "save_steps": 2.0,
+    "optim": "adamw_torch", "samples_steps": 1,
+}  # fmt: skip
 # What differs from RLOO of a Llama model in double precision, whose updates are not clipped.
 CASES: dict[str, dict[str, Any]] = {
     "rloo": {"estimator": "rloo-4"},
@@ -36,8 +41,24 @@ CASES: dict[str, dict[str, Any]] = {
     "t5": {"model": "t5", "beta": 0.1},
     "lora": {"lora": LORA, "beta": 0.1},
     "sharded": {**SHARDED, "max_grad_norm": 0.01, "optim": "adamw_torch"},
-    "sharded lora": {**SHARDED, "lora": LORA},
+    "sharded lora": {**SHARDED, "lora": LORA, "beta": 0.1},
+    "saved": SAVED,
+    "continued": {**SAVED, "per_device_train_batch_size": BATCH},  # whatever it says, batches are those of before
+    "sharded saved": {**SHARDED, **SAVED},
+    "sharded continued": {**SHARDED, **SAVED},
+    "auto": {"estimator": "auto:estimates=2", "max_steps": 1},
+    "bf16": {"bf16": True, "gradient_checkpointing": True, "dtype": torch.float32},
+    "sharded bf16": {**SHARDED, "bf16": True, "gradient_checkpointing": True, "dtype": torch.bfloat16},
+    "first reads": {**SHARDED, "others_have_other_weights": True},
+    "sets": {"estimator": "set-4:baseline=shrunk"},
+    "reinforce": {"estimator": "reinforce-2:baseline=others"},
+    "pairs": {"estimator": "pairs"},
+    "grpo": {"estimator": "grpo-4"},
 }
+
+
+# In half precision, samples depend on what is computed together.
+ROUNDED = [name for name in CASES if "bf16" in name]
 
 
 def letters(completions: list[str], letter: list[str], log_metric: Any = None, **_: Any) -> list[float | None]:
@@ -68,15 +89,15 @@ def whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def make(name: str, folder: Path, size: int, **more: Any) -> tuple[Any, Watched, list[list[Any]]]:
+def make(name: str, folder: Path, size: int) -> tuple[Any, Watched, list[list[Any]]]:
     """The trainer of a case in one of ``size`` processes, and what collects its gradients and completions."""
-    case = {"estimator": "rloo-4", **CASES.get(name, {}), **more}
+    case = {"estimator": "rloo-4", **CASES[name]}
     if size == 1:
         case = {key: value for key, value in case.items() if not key.startswith("fsdp")}
     os.environ.pop("ACCELERATE_USE_FSDP", None)
     kind, lora, dtype = case.pop("model", "llama"), case.pop("lora", None), case.pop("dtype", torch.float64)
-    rows, rewards, watched = case.pop("rows", ROWS), case.pop("rewards", [letters, words]), Watched()
-    seen: list[list[Any]] = []
+    watched, seen = Watched(), []
+    seed = processes().rank if case.pop("others_have_other_weights", False) else 0
 
     def looking(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
         seen.extend([list(pair) for pair in zip(prompts, completions, strict=True)])
@@ -93,10 +114,10 @@ def make(name: str, folder: Path, size: int, **more: Any) -> tuple[Any, Watched,
         "disable_tqdm": True, "logging_steps": 1.0, "save_strategy": "no", "optim": "sgd", "max_grad_norm": 0.0, **case,
     }  # fmt: skip
     trainer = PolicyGradientTrainer(
-        language_model(kind, dtype=dtype),
-        [*rewards, looking],
+        language_model(kind, dtype=dtype, seed=seed),
+        [letters, words, looking],
         PolicyGradientConfig(str(folder), **settings),
-        train_dataset=rows,
+        train_dataset=ROWS,
         eval_dataset=ROWS[:5],
         processing_class=make_tokenizer(),
         callbacks=[watched],
@@ -107,20 +128,24 @@ def make(name: str, folder: Path, size: int, **more: Any) -> tuple[Any, Watched,
 
 def results(trainer: Any, watched: Watched, seen: list[list[Any]], together: Processes) -> dict[str, Any]:
     """What came of a training, the same in all processes."""
+    weights = {name: one.detach().clone() for name, one in trainer.policy.model.named_parameters()}
+    digests = together.gather_values(digest_of(tensor_bytes(one) for one in weights.values()))
+    assert len(set(digests)) == 1, "the processes have different weights"
     logged = [{key: value for key, value in one.items() if "runtime" not in key and "per_second" not in key}
               for one in trainer.state.log_history]  # fmt: skip
     return {
         "completions": sorted(pair for part in together.gather_values(seen) for pair in part),
         "logged": logged,
         "gradients": watched.gradients,
-        "weights": {name: one.detach().clone() for name, one in trainer.policy.model.named_parameters()},
+        "weights": weights,
     }
 
 
 def run(name: str, folder: Path, together: Processes) -> dict[str, Any]:
+    """Train; what is continued is in another folder, from which a checkpoint was copied."""
     trainer, watched, seen = make(name, folder, together.size)
     trainer.evaluate()
-    trainer.train()
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if "continued" in name else None)
     return results(trainer, watched, seen, together)
 
 
@@ -143,16 +168,18 @@ def load(path: Path) -> dict[str, Any]:
     return {**json.loads(path.with_suffix(".json").read_text()), "weights": weights, "gradients": gradients}
 
 
+def run_case(name: str, folder: Path, together: Processes) -> None:
+    """Train, and write what came of it; what the trainer writes is in a folder beside it."""
+    result = run(name, folder / "output" / name, together)
+    if together.is_first:
+        save(folder / name, result)
+
+
 def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    together: Processes | None = None
-    for name in names:
-        with tempfile.TemporaryDirectory() as output:
-            PolicyGradientConfig(output, use_cpu=True, report_to="none")  # joins the other processes
-            together = processes() if together is None else together
-            result = run(name, folder / "output" / name, together)
-            if together.is_first:
-                save(folder / name, result)
+    with joined() as together:
+        for name in names:
+            run_case(name, folder, together)
 
 
 if __name__ == "__main__":
