@@ -5,6 +5,7 @@ python -m torch.distributed.run --nproc-per-node 2 -m tests.support.shared_train
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": True, "gradient_checkpointing": True, "dtype": torch.float32},
     "sharded bf16": {**SHARDED, "bf16": True, "gradient_checkpointing": True, "dtype": torch.bfloat16},
     "first reads": {**SHARDED, "others_have_other_weights": True},
-    "sets": {"estimator": "set-4:baseline=shrunk"},
-    "reinforce": {"estimator": "reinforce-2:baseline=others"},
+    "shrunk": {"estimator": "rloo-4:baseline=shrunk"},
+    "reinforce": {"estimator": "reinforce"},
     "pairs": {"estimator": "pairs"},
     "grpo": {"estimator": "grpo-4"},
 }
@@ -142,7 +143,11 @@ def results(trainer: Any, watched: Watched, seen: list[list[Any]], together: Pro
 
 
 def run(name: str, folder: Path, together: Processes) -> dict[str, Any]:
-    """Train; what is continued is in another folder, from which a checkpoint was copied."""
+    """Train; what continues has a folder of its own, with a checkpoint: of shards, what this job has just saved."""
+    if name == "sharded continued" and together.is_first:
+        shutil.copytree(folder.parent / "sharded saved" / "checkpoint-2", folder / "checkpoint-2")
+        shutil.copy(folder.parent / "sharded saved" / "samples.jsonl", folder)
+    together.exchange([0])
     trainer, watched, seen = make(name, folder, together.size)
     trainer.evaluate()
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if "continued" in name else None)
