@@ -6,7 +6,6 @@ from typing import Any
 
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import TrainerCallback
 
 from corollout.errors import InputError
@@ -16,30 +15,40 @@ from corollout.hf.replicas import Replica
 
 def shards_weights(args: PolicyGradientConfig) -> bool:
     """Whether the optimizer is to have shards of the weights (FSDP)."""
-    is_asked = bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes")
-    return args.world_size > 1 and is_asked
+    return args.world_size > 1 and (bool(args.fsdp) or _is_set("ACCELERATE_USE_FSDP"))
+
+
+def require_supported(args: PolicyGradientConfig) -> None:
+    """Raise an error if shards are asked for that are not those of FSDP2."""
+    if not shards_weights(args):
+        return
+    given: dict[str, Any] | None = args.fsdp_plugin_args
+    if given is None:  # accelerate reads the environment
+        given = {"fsdp_version": os.environ.get("FSDP_VERSION", "1"), "cpu_offload": _is_set("FSDP_OFFLOAD_PARAMS")}
+    if str(given.get("fsdp_version", 2)) != "2":
+        raise InputError("FSDP 1 is not supported: set fsdp_version: 2 in the configuration of accelerate")
+    if given.get("cpu_offload"):
+        raise InputError("shards stay on their devices here: switch fsdp_offload_params off")
 
 
 def set_up(accelerator: Accelerator, args: PolicyGradientConfig) -> None:
     """Have no model wrapped: forward passes are those of parts of it, and gradients are summed by a ``Replica``."""
     state = accelerator.state
     if state.distributed_type == DistributedType.DEEPSPEED:
-        raise InputError("DeepSpeed is not supported: use data parallelism, or FSDP with fsdp_version 2")
+        raise InputError("DeepSpeed is not supported: use data parallelism, or FSDP with fsdp_version: 2")
     config = accelerator.parallelism_config
     if config is not None and config.non_data_parallel_size > 1:
         raise InputError("processes divide prompts here, not tensors or sequences: leave tp, cp and sp out")
     accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
-    if not shards_weights(args):
-        return
-    if state.distributed_type == DistributedType.MULTI_CPU:  # accelerate shards on other devices only
+    if shards_weights(args) and state.distributed_type == DistributedType.MULTI_CPU:
+        # Accelerate shards on other devices only, although PyTorch can do it on this one.
         given: dict[str, Any] = args.fsdp_plugin_args or {}
         state.fsdp_plugin = FullyShardedDataParallelPlugin(**given)
         state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
-    plugin: Any = state.fsdp_plugin
-    if plugin.fsdp_version != 2:
-        raise InputError("FSDP 1 is not supported: set fsdp_version: 2 in the configuration of accelerate")
-    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
-        raise InputError("shards stay on their devices here: switch fsdp_offload_params off")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
 
 
 class Exchange(TrainerCallback):

@@ -23,7 +23,7 @@ from corollout.files import check_entries, read_json, write_json
 from corollout.hf.config import PolicyGradientConfig
 from corollout.hf.data import PromptRows, Row, batch_of, collate
 from corollout.hf.inspect import inspect_rows, text_samples
-from corollout.hf.launching import Exchange, set_up, shards_weights
+from corollout.hf.launching import Exchange, require_supported, set_up, shards_weights
 from corollout.hf.loading import load_model, load_tokenizer, require_vocabulary, without_adapter
 from corollout.hf.metrics import BatchMetrics, BatchNumbers, evaluation_metrics, evaluation_record
 from corollout.hf.policies import CausalLMPolicy, LanguageModelPolicy, Seq2SeqPolicy
@@ -130,6 +130,7 @@ class PolicyGradientTrainer(Trainer):
         self._began = 0.0, 0.0  # the update: when, and how many seconds had been waited for other processes
 
     def create_accelerator_and_postprocess(self) -> None:
+        require_supported(self.args)
         super().create_accelerator_and_postprocess()
         set_up(self.accelerator, self.args)
         self.is_fsdp_enabled = shards_weights(self.args)
