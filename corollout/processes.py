@@ -21,17 +21,16 @@ import torch.distributed as dist
 
 from corollout.errors import InputError, ProcessError
 from corollout.launch import (
-    address,
     describe,
     has_others,
     is_restartable,
     local_rank,
     mark_member,
     rank_and_size,
-    restarts,
 )
 from corollout.process_group import TIMEOUT, Group, Processes, keep_forever
 from corollout.signals import default_stops
+from corollout.stores import of_default_group, of_this_start, of_torchrun
 from corollout.text import quoted
 
 __all__ = ["TIMEOUT", "Processes", "joined", "processes"]
@@ -68,7 +67,7 @@ def _join(timeout: float) -> Group:
     """Make what this process talks to the others with, once the default group is there."""
     global _joined
     mark_member()
-    group = Group(timeout, _store())
+    group = Group(timeout, of_this_start(of_default_group()))
     _joined = dist.group.WORLD, group
     return group
 
@@ -123,21 +122,8 @@ def _meeting_point() -> dict[str, Any]:
     """
     if not is_restartable():
         return {}
-    host, _, port = address().rpartition(":")
     rank, size = rank_and_size()
-    store: Any = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_JOIN_TIMEOUT))
-    return {"store": dist.PrefixStore(_start(), store), "rank": rank, "world_size": size}
-
-
-def _store() -> Any:
-    """The key-value server through which the processes of the default group found each other."""
-    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    return dist.PrefixStore(_start(), store)
-
-
-def _start() -> str:
-    """What separates this start of a job from earlier ones."""
-    return f"corollout/start-{restarts()}"
+    return {"store": of_this_start(of_torchrun(_JOIN_TIMEOUT)), "rank": rank, "world_size": size}
 
 
 def _last_error() -> tuple[Any, Any, Any]:

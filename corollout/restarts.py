@@ -6,13 +6,13 @@ The store of ``torchrun``'s agent lives as long as the job, whatever happens to 
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from corollout.errors import ProcessError
 from corollout.launch import address, is_restartable, restarts
 from corollout.processes import processes
+from corollout.stores import of_torchrun
 
 _SECONDS = 60  # to reach the store
 
@@ -45,10 +45,7 @@ def _key(output: Path) -> str:
 
 
 def _store() -> Any:
-    from torch.distributed import TCPStore
-
-    host, _, port = address().rpartition(":")
     try:
-        return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_SECONDS))
+        return of_torchrun(_SECONDS)
     except (RuntimeError, ValueError) as error:
         raise ProcessError(f"the store of torchrun at {address()} cannot be reached: {error}") from None

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 
 SHARED = (
     "types errors lazy text arguments limits json_text numba_cache row_threads noise files weights arrays folders "
-    "signals events config data prefix_tree launch heartbeats process_group processes divided_work restarts"
+    "signals events config data prefix_tree launch stores heartbeats process_group processes divided_work restarts "
+    "division"
 )
 # All that a room may import from this package, besides itself.
 ONLY = {

@@ -10,6 +10,7 @@ from corollout.lab.on_run import lab_of_run
 from corollout.lab.report import LabResult, lab_tables, write_lab
 from corollout.lab.settings import LabSettings
 from corollout.lab.terminal import narrow, ratio_chart
+from corollout.launch import is_first
 
 
 def lab(settings: LabSettings) -> None:
@@ -20,7 +21,8 @@ def lab(settings: LabSettings) -> None:
     except KeyboardInterrupt:
         kept = f"measurements are kept in {settings.folder}, and the same command continues"
         raise Interrupted(f"Stopped; {kept}.") from None
-    print_lab(result)
+    if is_first():
+        print_lab(result)
 
 
 def print_lab(result: LabResult) -> None:

@@ -7,7 +7,7 @@ blocks, to which estimates are dealt in turn: products of *different* blocks hav
 squared norms without bias.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 
@@ -23,12 +23,13 @@ from corollout.estimators import RLOO, Adaptive, Estimator
 from corollout.events import Callback, Progress, ignore
 from corollout.lab.settings import BLOCKS
 from corollout.noise import Noise
+from corollout.processes import processes
 from corollout.rewards import AnyReward
 from corollout.rollouts import Engine
 from corollout.training.base import Gradient, GradientStatistics
 from corollout.training.estimates import Estimate, as_estimator, estimate
 from corollout.training.probes import Made, Recorder, gradient_source
-from corollout.types import Sampler
+from corollout.types import Cost, Sampler
 
 WARM_UP = 8  # estimates that an adaptive estimator learns from before it is measured
 _COLUMNS = 1 << 16  # parameters that are multiplied at once, in double precision
@@ -49,6 +50,21 @@ def _draw(
         sample, gradient = draw(estimator, noise)
         gradient[:1].sum().item()  # waits for a device that computes asynchronously
         return sample, gradient, wall_time() - start
+
+
+def _draws(count: int, draw: Callable[[int], tuple[Estimate, Gradient, float]]) -> Iterator[tuple[Made, Gradient]]:
+    """Estimates 0 … ``count`` − 1 in order, each drawn by one of the processes of the job, for all of them."""
+    group = processes()
+    for first in range(0, count, group.size):
+        sample, gradient, seconds = draw(min(first + group.rank, count - 1))  # the last ones may be drawn twice
+        made = Made.of(sample, seconds)
+        if group.size == 1:
+            yield made, gradient
+            continue
+        numbers = group.gather_values([list(vars(made.cost).values()), made.mean_reward, made.seconds])
+        gradients = group.gather(gradient[None])
+        for (cost, mean_reward, taken), one in list(zip(numbers, gradients, strict=True))[: count - first]:
+            yield Made(Cost(*cost), mean_reward, taken), one[0]
 
 
 @dataclass(frozen=True)
@@ -95,8 +111,8 @@ def make_reference(
     _require_enough(estimates, "a reference")
     name, estimator = name_of(estimator), as_reference(estimator)
     blocks, progress = _Blocks(), Progress(on_event, f"reference {name}", estimates)
-    for i in range(estimates):
-        blocks.add(_draw(engine, batch, reward, estimator, noise.fold(i))[1])
+    for _, gradient in _draws(estimates, lambda i: _draw(engine, batch, reward, estimator, noise.fold(i))):
+        blocks.add(gradient)
         progress.advance()
     return Reference(blocks.means(), name, estimates)
 
@@ -170,11 +186,10 @@ def measure(
         trained = updated
     blocks, recorder, progress = _Blocks(), Recorder(), Progress(on_event, name, estimates)
     cosines: list[float] = []
-    for i in range(estimates):
-        sample, gradient, seconds = _draw(engine, batch, reward, trained, noise.fold(i))
+    for made, gradient in _draws(estimates, lambda i: _draw(engine, batch, reward, trained, noise.fold(i))):
         gradient = gradient.float()
         blocks.add(gradient)
-        recorder.add(Made.of(sample, seconds), gradient)
+        recorder.add(made, gradient)
         if squared_norm > 0:
             norm = (recorder.squares[-1] * squared_norm) ** 0.5
             along = float((gradient * truth).sum(dtype=torch.float64))
@@ -223,8 +238,8 @@ def measure_batches(
     """The distances of one estimate for each batch."""
     made, statistics = as_estimator(estimator), GradientStatistics()
     progress = Progress(on_event, "other batches", len(batches))
-    for i, batch in enumerate(batches):
-        statistics.add(_draw(engine, batch, reward, made, noise.fold(i))[1])
+    for _, gradient in _draws(len(batches), lambda i: _draw(engine, batches[i], reward, made, noise.fold(i))):
+        statistics.add(gradient)
         progress.advance()
     return statistics.distances
 
@@ -242,14 +257,16 @@ def time_rounds(
 
     In a round every estimator makes one estimate with the same noise, so that whatever slows the machine down meets all
     of them, and ratios within a round are comparable. One more round comes first and is not counted: things are
-    compiled and cached in it.
+    compiled and cached in it. Of several processes the first measures, while the others are idle.
     """
+    group = processes()
     made = {name: as_estimator(estimator) for name, estimator in estimators.items()}
     seconds: dict[str, list[float]] = {name: [] for name in made}
     turns = [(number, name) for number in range(rounds + 1 if rounds else 0) for name in made]
     progress = Progress(on_event, "timing", len(turns))
     for number, name in turns:
-        seconds[name].append(_draw(engine, batch, reward, made[name], noise.fold(number))[2])
+        taken = _draw(engine, batch, reward, made[name], noise.fold(number))[2] if group.is_first else 0.0
+        seconds[name].append(group.from_first(taken))
         progress.advance()
     return {name: rounds[1:] for name, rounds in seconds.items()}
 

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from corollout.folders import FolderLock, is_empty
 from corollout.lab.lab import Lab, default_estimators, run_lab
 from corollout.lab.settings import DEFAULT, LabSettings
 from corollout.noise import Noise
+from corollout.processes import processes
 from corollout.training.run_weights import load_weights, open_weights
 from corollout.training.runs import Run, kind_of, training_settings
 
@@ -59,10 +61,21 @@ def lab_of_run(settings: LabSettings, on_event: Callback = ignore) -> RunLab:
 
     Measurements are kept in ``settings.folder``. Called again with the same settings, this continues where it stopped.
     """
-    require_lab_folder(settings.folder)
-    run = Run.open(settings.run)
-    with FolderLock(settings.folder):
+    with writing_to(settings.folder):
+        run = Run.open(settings.run)
         return _measure_points(settings, run, on_event)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Generator[None, None, None]:
+    """Inside, the first process of the job writes to the folder of a lab."""
+    group = processes()
+    with ExitStack() as locks:
+        with group.agreed():
+            if group.is_first:
+                require_lab_folder(folder)
+                locks.enter_context(FolderLock(folder))
+        yield
 
 
 def require_lab_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from corollout.errors import InputError
 from corollout.files import check_entries, read_json, write_json
 from corollout.folders import make_folder
 from corollout.lab.measurement import BatchVariance, Measurement, Reference
+from corollout.processes import processes
 from corollout.reports.typed import build, is_of
 from corollout.weights import read_weights, tensor_bytes, write_weights
 
@@ -34,12 +35,14 @@ class Store:
         self.measurements: dict[str, Measurement] = {}
         self.batch_variance: BatchVariance | None = None
         self.seconds: dict[str, list[float]] = {}  # of rounds that all of these estimators took part in
+        self._writes = processes().is_first  # the other processes of the job only read
         if folder is not None:
-            make_folder(folder, _ELSEWHERE)
-            if (folder / FILE).exists():
-                self._read(folder / FILE)
-            else:
-                self.save()
+            with processes().agreed():
+                if self._writes:
+                    self._open(folder)
+            with processes().agreed():
+                if not self._writes:
+                    self._read(folder / FILE)
 
     def reference(self, device: torch.device) -> Reference | None:
         """The reference, if it was stored."""
@@ -51,10 +54,17 @@ class Store:
         return Reference(tensors["blocks"], meta["estimator"], int(meta["estimates"]))
 
     def set_reference(self, reference: Reference) -> None:
-        if self._folder is not None:
+        if self._folder is not None and self._writes:
             meta = {"estimator": reference.estimator, "estimates": str(reference.estimates)}
             meta["settings"] = self._fingerprint
             write_weights(self._folder / REFERENCE, {"blocks": reference.blocks}, meta)
+
+    def _open(self, folder: Path) -> None:
+        make_folder(folder, _ELSEWHERE)
+        if (folder / FILE).exists():
+            self._read(folder / FILE)
+        else:
+            self.save()
 
     def _read(self, path: Path) -> None:
         advice = "remove it to measure again"
@@ -79,7 +89,7 @@ class Store:
 
     def save(self) -> None:
         """Write everything but the reference."""
-        if self._folder is not None:
+        if self._folder is not None and self._writes:
             content = {
                 "settings": self._settings,
                 "measurements": {name: asdict(measurement) for name, measurement in self.measurements.items()},

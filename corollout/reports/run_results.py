@@ -12,6 +12,7 @@ from corollout.config import from_table
 from corollout.errors import InputError
 from corollout.files import check_entries, read_json
 from corollout.tasks.task import Metric, Share, Z, mean_interval
+from corollout.training.run_metric import metric_of
 from corollout.training.runs import (
     CONFIG,
     KINDS,
@@ -20,7 +21,6 @@ from corollout.training.runs import (
     flat_settings,
     is_of_command,
     kind_of,
-    metric_of,
     training_settings,
     wrong_kind,
 )

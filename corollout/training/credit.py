@@ -172,7 +172,6 @@ def moved_rows(sample: Estimate) -> Bool[Tensor, " row"]:
     if not isinstance(sample.plan, SparsePlan):
         return sample.gradient.ne(0).flatten(1).any(1)
     credits = sample.scoring.credits
-    assert credits is not None
     moved[credits.row[credits.value != 0]] = True
     return moved
 

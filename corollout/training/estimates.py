@@ -106,11 +106,9 @@ class Estimate:
         rewards: Float[Tensor, " source"] | None = None,
     ) -> Float[Tensor, "some step vocab"]:
         """The same for some main trajectories, given their logits in full precision; or if rewards were others."""
-        credits = self.scoring.credits
-        if not isinstance(self.plan, SparsePlan) or credits is None:
+        if not isinstance(self.plan, SparsePlan):
             return (self if rewards is None else replace(self, rewards=rewards)).gradient[rows]
-        if rewards is not None:
-            credits = self.plan.credits(rewards, self.scoring.scores)
+        credits = self.scoring.credits if rewards is None else self.plan.credits(rewards, self.scoring.scores)
         first, stop, _ = rows.indices(len(self.trajectories.tokens))
         inside = credits.select(((credits.row >= first) & (credits.row < stop)).nonzero().squeeze(1))
         decisions = self.trajectories.decisions

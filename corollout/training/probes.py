@@ -204,7 +204,7 @@ def probe_estimators(
             for name in active:
                 started = now()
                 sample, gradient = draw(updated[name], noise.fold(turn))
-                made = Made.of(sample, now() - started)
+                made = Made.of(sample, now() - started if turn >= WARM_UP_BATCHES else 0.0)
                 if turn >= WARM_UP_BATCHES:
                     recorders[name].add(made, gradient)
                 updated[name] = sample.updated(updated[name])

@@ -81,8 +81,7 @@ def _by_writer(method: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(method)
     def write(self: "Run", *arguments: Any, **options: Any) -> None:
-        self._require_writer()
-        if not self._follows:
+        if self.must_write():
             method(self, *arguments, **options)
 
     return write
@@ -178,11 +177,11 @@ class Run:
 
     def change_settings(self, section: str, entries: Mapping[str, Any]) -> None:
         """Change entries of a section of ``config.toml``."""
-        self._require_writer()
+        writes = self.must_write()
         changed = {**self.section(section), **entries}
         if changed != self.config.get(section):
             self.config = {**self.config, section: changed}
-            if not self._follows:
+            if writes:
                 write_file(self.directory / CONFIG, toml_text(self.config))
 
     @property
@@ -330,9 +329,11 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _require_writer(self) -> None:
+    def must_write(self) -> bool:
+        """Whether this process writes, not another one of its job; an error if neither does."""
         if self._lock is None and not self._follows:
             raise InputError(f"the run {self.directory} is closed, or was opened for reading only")
+        return not self._follows
 
     def _append(self, name: str, record: Any) -> None:
         try:
@@ -344,7 +345,7 @@ class Run:
             append(file, line.encode())
 
     def _lines_file(self, name: str) -> IO[bytes]:
-        self._require_writer()
+        self.must_write()
         if name not in self._lines:
             with _writing(self.directory):
                 path = self.directory / name

@@ -42,8 +42,8 @@ class Scoring(ABC):
     """How many prefixes were computed with gradient."""
     scores: Scores | None = None
     """What the plan read of the logits."""
-    credits: Credits | None = None
-    """The gradient, if the plan gives a short list. Processes that share a batch exchange numbers to compute it, so it
+    credits: Credits
+    """The gradient, if the plan is a :class:`SparsePlan`. Processes that share a batch exchange numbers to compute it, so it
     is computed once in each of them."""
 
     @abstractmethod
