@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from corollout.data import Columns
 from corollout.errors import InputError, PolicyError
 from corollout.estimators import ARS, Auto, Estimator, make_estimator
-from corollout.estimators.estimator import Branching
+from corollout.estimators.branching import Branching
 from corollout.events import ignore
 from corollout.noise import Noise
 from corollout.policies import TreeHead, score_by_steps

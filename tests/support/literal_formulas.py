@@ -26,8 +26,8 @@ from corollout.estimators import (
     UnorderedSet,
     Vine,
 )  # fmt: skip
+from corollout.estimators.branching import Branching
 from corollout.estimators.budget import keep_probabilities
-from corollout.estimators.estimator import Branching
 from corollout.noise import REDRAW, Noise, exponential
 from corollout.types import Cells
 from tests.support.baseline_reference import Members, plain_fitted, plain_shrunk

@@ -120,9 +120,9 @@ TARGETS: dict[str, list[str]] = {
     "ars._sums": ["sums"],
     "ars._bucket": ["sums"],
     "ars._contrasts": [*ARS_CASES, *BUDGET_CASES],
-    "estimator.Branching.spend": [*BUDGET_CASES, "bt-arsm-budget-1-each", "bt-arsm-budget-update"],
-    "estimator.Branching.branches": COPY_CASES,
-    "estimator.Branching.sources": COPY_CASES,
+    "branching.Branching.spend": [*BUDGET_CASES, "bt-arsm-budget-1-each", "bt-arsm-budget-update"],
+    "branching.Branching.branches": COPY_CASES,
+    "branching.Branching.sources": COPY_CASES,
     "budget.choose": ["choices", *BUDGET_CASES],
     "budget.systematic_sample": ["choices"],
     "score.Reinforce.plan": REINFORCE_CASES,
@@ -206,8 +206,8 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "trajectories.samples[rows] + turn -> trajectories.samples[rows] - turn",
     ): "the same others in another order",
     ("values.Vine.plan", "share = torch.cat(", "0 -> 1"): "there are as many rows as steps",
-    ("estimator.Branching.spend", "if self.budget is None", "0 -> 1"): "a single branch is always kept",
-    ("estimator.Branching.spend", "start = uniform(", "1 -> 2"): "only the first is used",
+    ("branching.Branching.spend", "if self.budget is None", "0 -> 1"): "a single branch is always kept",
+    ("branching.Branching.spend", "start = uniform(", "1 -> 2"): "only the first is used",
     **{
         (function, line, f"ROUNDING * squares -> {change}"): _ROUNDING
         for function, line in (("ars._sums", "large ="), ("ars._bucket", "if centred >"))
