@@ -17,7 +17,7 @@ from torch import Tensor
 
 from corollout.processes import Processes
 
-Places = Int64[Tensor, " own"]
+Places = Int64[Tensor, " _"]
 
 
 def divide_evenly(count: int, parts: int) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Signs of life in a job of several processes: who is alive, who has ended, who lags behind.
 
-Each process writes a beat to the job's store (a key-value server of ``torch.distributed``) twice a second, from a
+Each process writes a beat to the job's store (a key-value server of ``torch.distributed``) four times a second, from a
 thread of its own: how often it has beaten, and how many calls it has made to the others. The first rank reads the beats
 of all, the others only that of the first; who finds that a rank is lost writes a verdict to the store, which all adopt.
 """
@@ -16,8 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-INTERVAL = 0.5  # seconds between beats
-CERTAIN = 4 * INTERVAL  # without a beat for so long, a process whose connections are closed has ended
+from corollout.launch import address
+
+INTERVAL = 0.25  # seconds between beats
+CERTAIN = 6 * INTERVAL  # without a beat for so long, a process whose connections are closed has ended
+CLOSED = 5.0  # seconds after which a store that refuses connections is lost
 SILENCE = 30.0  # seconds without a beat after which a rank is lost, although no connection was closed
 GRACE = 10.0  # seconds after a verdict in which a process that is stuck may still end by itself
 
@@ -55,14 +58,19 @@ class Heartbeat:
     def start(self) -> None:
         """Begin, once every rank has made its own."""
         self._read(self._beats)
+        self._reached = time.monotonic()
         self._thread.start()
 
     def stop(self, reason: str = "") -> None:
         """End the beats; ``reason`` is what ended this process, if it leaves before the others expect it."""
         if not self._stopped.is_set():
             self._stopped.set()
+            if not self._answers():
+                return
             with suppress(RuntimeError):
                 self._store.set(f"left/{self.rank}", json.dumps(reason))
+            if self._thread.is_alive():  # Python must not end while it is in a call of PyTorch
+                self._thread.join(2 * INTERVAL)
 
     def stop_silently(self) -> None:
         """End the beats of a process that has learned of a verdict."""
@@ -75,6 +83,8 @@ class Heartbeat:
     def silent(self) -> tuple[int | None, float] | None:
         """A rank without a beat for too long, or None for the store, and for how many seconds; None if all are well."""
         now = time.monotonic()
+        if not self._thread.is_alive():
+            return None
         if (age := now - self._reached) > SILENCE:
             return None, age
         ages = {rank: now - self._beats[rank].since for rank in self._watched()}
@@ -84,24 +94,20 @@ class Heartbeat:
     def decide(self, sentence: str) -> Verdict:
         """Write a verdict, unless another rank was faster: its verdict is then the one that counts."""
         mine = json.dumps({"sentence": sentence, "teller": self.rank})
-        try:
-            written = self._store.compare_set("verdict", "", mine).decode()
-        except RuntimeError:  # the store is gone: nobody else can be told
-            written = mine
+        written = self._first_of("verdict", mine)
         self._verdict = Verdict(**json.loads(written))
         return self._verdict
 
     def claim(self, sentence: str) -> bool:
         """Whether this rank is the first to claim a sentence."""
         key = f"said/{hashlib.sha256(sentence.encode()).hexdigest()}"
-        try:
-            return self._store.compare_set(key, "", str(self.rank)).decode() == str(self.rank)
-        except RuntimeError:  # the store is gone: rather twice than never
-            return True
+        return self._first_of(key, str(self.rank)) == str(self.rank)
 
     def missing(self, patience: float = CERTAIN) -> list[int]:
         """The ranks that have left or give no sign of life within ``patience`` seconds."""
         end = time.monotonic() + patience
+        if not self._answers():
+            return []
         try:
             before = self._numbers(self._beats)
             while time.monotonic() < end and self._verdict is None:
@@ -135,6 +141,19 @@ class Heartbeat:
                 return json.loads(self._store.get(f"left/{rank}"))
         return None
 
+    def _first_of(self, key: str, value: str) -> str:
+        """What was first written under a key; this value, if nobody can be asked."""
+        if not self._answers():
+            return value
+        try:
+            return self._store.compare_set(key, "", value).decode()
+        except RuntimeError:
+            return value
+
+    def _answers(self) -> bool:
+        """Whether the store answered a short while ago: a call would wait for ever where the network is cut."""
+        return time.monotonic() - self._reached < CLOSED
+
     def _watched(self) -> Iterable[int]:
         return self._beats if self.rank == 0 else [0]
 
@@ -147,8 +166,10 @@ class Heartbeat:
                 if self._verdict is None and self._store.check(["verdict"]):
                     self._verdict = Verdict(**json.loads(self._store.get("verdict")))
                 self._reached = time.monotonic()
-            except RuntimeError:  # the store cannot be reached; how long that lasts is seen by its time
-                pass
+            except RuntimeError:  # nobody answers: not only slowly, which is seen by the time since it answered
+                if self._verdict is None and time.monotonic() - self._reached > CLOSED:
+                    lost = f"torchrun, or whoever keeps the store of the job at {address()}, has ended"
+                    self._verdict = Verdict(lost, self.rank)
             if self._verdict is not None:
                 decided = decided or time.monotonic()
                 if time.monotonic() - decided > GRACE:  # the main thread is stuck, perhaps as the lost rank itself

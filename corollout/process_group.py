@@ -178,6 +178,8 @@ class Group(Processes):
 
     def _meet(self, kind: str, values: Sequence[int] = ()) -> list[list[int]]:
         """Wait until all ranks have come to this call; return what each of them says of it."""
+        if (verdict := self.heartbeat.verdict()) is not None:
+            raise self._failure(None, verdict)
         self._calls += 1
         self.heartbeat.calls = self._calls
         header = torch.zeros(_HEADER, dtype=torch.int64)
@@ -197,7 +199,7 @@ class Group(Processes):
         try:
             while True:
                 try:
-                    work.wait(timedelta(seconds=2 * INTERVAL))
+                    work.wait(timedelta(seconds=4 * INTERVAL))
                     return
                 except RuntimeError as error:
                     if work.is_completed():  # otherwise it is only not there yet

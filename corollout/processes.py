@@ -40,6 +40,7 @@ _JOIN_TIMEOUT = 300.0  # until all processes of the job have started
 
 _alone = Processes()
 _joined: tuple[Any, Group] | None = None  # the default group, and what was made for it
+_is_fork = False  # a copy of a member, which is none itself
 
 
 def processes() -> Processes:
@@ -48,7 +49,8 @@ def processes() -> Processes:
     They are those of the process group of ``torch.distributed``, if there is one. Otherwise a process that ``torchrun``
     has started joins the group that ``torchrun`` describes, until the process ends. Any other process is alone.
     """
-    global _joined
+    if _is_fork:
+        return _alone
     if not _is_initialized():
         if not has_others():
             return _alone
@@ -58,9 +60,18 @@ def processes() -> Processes:
     if dist.get_world_size() == 1:
         return _alone
     if _joined is None or _joined[0] is not dist.group.WORLD:
-        _join(_timeout())
+        group = _join(_timeout())
+        atexit.register(lambda: group.leave(str(_last_error()[1] or "")))  # whoever made the group leaves it as it is
     assert _joined is not None
     return _joined[1]
+
+
+def _forked() -> None:
+    global _is_fork
+    _is_fork = _is_fork or _joined is not None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _join(timeout: float) -> Group:

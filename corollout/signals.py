@@ -85,7 +85,7 @@ def without_stops() -> Generator[None, None, None]:
 
 
 def ignore_stops() -> None:
-    """Ignore all signals that ask to stop, in a process that ends with its parent."""
+    """Ignore all signals that ask to stop, in a process that ends without being asked to."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

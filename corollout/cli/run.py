@@ -15,7 +15,7 @@ from corollout.cli.terminal import print_error
 from corollout.errors import CorolloutError, Interrupted
 from corollout.files import is_disk_full
 from corollout.launch import has_others, is_first
-from corollout.signals import end_at_once, exit_code, interrupting_stops
+from corollout.signals import end_at_once, exit_code, ignore_stops, interrupting_stops
 from corollout.text import shortened
 
 _GRACE = 1.0  # seconds in which another process tells an error that all of them have
@@ -35,11 +35,19 @@ def run() -> int:
     with interrupting_stops():
         with suppress(KeyboardInterrupt):  # before a command begins, while an error is printed, or after everything
             code = _run()
-            end_at_once(code if has_others() else None)
+            _end_undisturbed()
         if code is None:
             print_error("Stopped. Run the same command again.")
-        end_at_once()
+            _end_undisturbed()
     return exit_code() if code is None else code
+
+
+def _end_undisturbed() -> None:
+    """A signal ends this process at once, or not at all: torchrun, which ends all when one has ended, sees its code."""
+    if has_others():
+        ignore_stops()
+    else:
+        end_at_once()
 
 
 def _drop_output() -> None:

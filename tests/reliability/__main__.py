@@ -15,7 +15,7 @@ from corollout.reports.manifest import manifest
 from tests.reliability.results import page, read_results, run_suite, table
 
 # The longest first, so that two at a time end at about the same time.
-NAMES = ("readers", "command_lines", "guided", "signals", "kills", "numerics", "endurance", "disks", "writers")
+NAMES = ("readers", "command_lines", "guided", "signals", "kills", "numerics", "endurance", "ranks", "disks", "writers")
 
 
 def main() -> int:

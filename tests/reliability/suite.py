@@ -63,7 +63,7 @@ def corollout(*arguments: object) -> list[str]:
 def listen_to_signals() -> None:
     """Handle signals as a process that a terminal starts does, also where nohup or a background job ignores some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
 
 

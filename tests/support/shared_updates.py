@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import sys
 import threading
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ from corollout.processes import joined
 from corollout.rollouts import Engine
 from corollout.training import MLETrainer, Trainer
 from corollout.training.base import flat_gradient
+from corollout.training.metrics import TIMED
 from corollout.training.regularisation import KL
 from corollout.trees import balanced_tree
 from examples.own_model import Reverser
@@ -167,7 +169,7 @@ def updates_of(case: Case) -> dict[str, Any]:
     events: list[Event] = []
     with _BUILDING:
         trainer, reward = make_trainer(case, events)
-    trainer.now = itertools.count(1).__next__  # "auto" then decides by variance only
+    trainer.now = itertools.count(1.0).__next__  # "auto" then decides by variance only
     gradients, metrics = [], []
     for _ in range(case.updates):
         metrics.append(asdict(trainer.step()))
@@ -181,6 +183,56 @@ def updates_of(case: Case) -> dict[str, Any]:
         "state": {name: tensor.double().flatten().tolist() for name, tensor in state.tensors.items()},
         "values": state.values,
     }
+
+
+def differences(case: Case, one: dict[str, Any], many: list[dict[str, Any]]) -> list[str]:
+    """What several processes did otherwise than one, or than each other."""
+    found = [
+        f"{what} of rank {rank} and rank 0"
+        for rank, each in enumerate(many)
+        for what in ("gradients", "state")
+        if each[what] != many[0][what]  # to the bit
+    ]
+    everyone: dict[str, list[Any]] = {}
+    for each in many:
+        for example, sequences in each["sequences"].items():
+            everyone.setdefault(example, []).extend(sequences)
+    if {example: sorted(sequences) for example, sequences in everyone.items()} != one["sequences"]:
+        found.append("sequences")
+    for what in ("gradients", "state"):
+        pairs = one[what].items() if what == "state" else enumerate(one[what])
+        found += [f"{what} {key}" for key, values in pairs if not _relative_gap(many[0][what][key], values) < 1e-6]
+    found += [
+        f"{name} of update {number}: {each[name]} instead of {value}"
+        for number, (each, alone) in enumerate(zip(many[0]["metrics"], one["metrics"], strict=True), 1)
+        for name, value in alone.items()
+        if name not in TIMED and not _is_close(each[name], value)
+    ]
+    for each, alone in zip(many[0]["events"], one["events"], strict=True):
+        if alone[0] != "choice" and not _is_close(each, alone):  # reasons are in words
+            found.append(f"{alone[0]}: {each[1]} instead of {alone[1]}")
+    if not _is_close(many[0]["values"], one["values"]):
+        found.append("values of the state")
+    return found
+
+
+def _relative_gap(values: list[float], expected: list[float]) -> float:
+    if len(values) != len(expected):
+        return math.inf
+    largest = max(map(abs, expected), default=0.0)
+    return max((abs(a - b) for a, b in zip(values, expected, strict=True)), default=0.0) / max(largest, 1e-12)
+
+
+def _is_close(value: Any, expected: Any) -> bool:
+    """Whether nests are equal but for the rounding of sums."""
+    if isinstance(expected, dict):
+        same = isinstance(value, dict) and value.keys() == expected.keys()
+        return same and all(_is_close(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        return len(value) == len(expected) and all(map(_is_close, value, expected))
+    if isinstance(expected, float):
+        return value == expected or math.isclose(value, expected, rel_tol=1e-7, abs_tol=1e-10) or math.isnan(expected)
+    return value == expected
 
 
 def main() -> None:
