@@ -96,8 +96,10 @@ def branching(name: str) -> Branching:
 
 
 def _tree_methods(sweep: Sweep) -> list[str]:
-    """Methods for trees only: they have the same rollouts, and variances that differ by little."""
-    return [m for m in sweep.grid.methods if make_estimator(sweep.spec.methods[m]).heads == ("tree",)]
+    """Methods for trees only that share noise: they have the same rollouts, and variances that differ by little."""
+    named = {method: make_estimator(sweep.spec.methods[method]) for method in sweep.grid.methods}
+    trees = {method: one for method, one in named.items() if isinstance(one, Branching) and one.heads == ("tree",)}
+    return [method for method, one in trees.items() if one.noise == "shared"]
 
 
 def _arguments(sweep: Sweep, method: str, run: Path, **more: Any) -> dict[str, Any]:

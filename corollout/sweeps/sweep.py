@@ -7,7 +7,7 @@ budgets. The first seed tries every learning rate; the other seeds use the one t
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from corollout.files import check_entries, read_json, write_json
 from corollout.folders import FolderLock
 from corollout.sweeps.jobs import Job, run_jobs
 from corollout.sweeps.runs import RESULT
-from corollout.tasks.task import Metric, find_task
+from corollout.tasks.task import DataFile, Metric, find_task, open_task
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 
 MLE = "MLE"
-PLAN = "plan.toml"
+PLAN, DATA_FILES = "plan.toml", "data.json"
 DATA_WEIGHT, ANALYSIS_WEIGHT = 0.3, 0.1  # in the estimate of the time left, where a run counts 1
 
 
@@ -61,6 +61,8 @@ class SweepSpec:
     analyses: Sequence[Analysis] = ()
     models: Sequence[Model] = (Model(MLE, "mle"),)
     starts: Mapping[str, str] = field(default_factory=dict)  # the model a method starts from, if not the first
+    # The model of a scale made large enough for existing data, if sizes of the model depend on the data.
+    fit_model: Callable[[Path, Any], Any] | None = None
 
     @property
     def metric(self) -> Metric:
@@ -111,6 +113,9 @@ class Sweep:
         known = [method for method in methods if method not in spec.methods or spec.start(method) in models]
         grid = {**spec.scales[scale], **changes, "models": models, "methods": known}
         sections = {"scale": scale, "data": to_table(data), spec.name: grid, "machine": machine}
+        if data.folder and spec.fit_model is not None:
+            model = from_table(find_task(spec.task).model, table.get("model", {}), f"scale {scale}")
+            sections["model"] = to_table(spec.fit_model(Path(data.folder), model))
         return cls.from_table(spec, out, {**table, **sections})
 
     @classmethod
@@ -236,7 +241,20 @@ def _make_data(sweep: Sweep, on_event: Callback) -> None:
 
     data = Progress(on_event, "data", 1.0)
     sweep.spec.make_data(sweep.folder, sweep.data, relay)
+    if not (sweep.out / DATA_FILES).exists():
+        task = open_task({**sweep.table(), "task": sweep.spec.task, "data": {"folder": str(sweep.folder)}})
+        write_json(sweep.out / DATA_FILES, [asdict(one) for one in task.data_files()])
     data.report(1.0, weight=DATA_WEIGHT)
+
+
+def read_data_files(sweep: Sweep) -> list[DataFile]:
+    """The files of the data as they were when the sweep began; none if that was not recorded."""
+    path, advice = sweep.out / DATA_FILES, "remove the file to have it written again"
+    entries = read_json(path, advice) if path.exists() else []
+    kinds: dict[str, Any] = {"split": str, "file": str, "examples": int, "digest": str}
+    if not isinstance(entries, list):
+        raise InputError(f"{path} is not a list of files: {advice}")
+    return [DataFile(**{name: check_entries(e, path, advice, **kinds)[name] for name in kinds}) for e in entries]
 
 
 def _pretrain_job(sweep: Sweep, model: Model, seed: int) -> Job:
