@@ -16,6 +16,7 @@ from benchmarks import (
     caption_data,
     caption_update,
     cider,
+    distributed,
     growth,
     harness,
     karel_machine,
@@ -26,6 +27,7 @@ from benchmarks import (
     prefix_sharing,
     pseudo_actions,
     runtime,
+    scaling_model,
     speed,
     synchronisations,
     tree_head,
@@ -46,10 +48,12 @@ MODULES = {
     "runtime": runtime,
     "speed": speed,
     "overhead": overhead,
+    "distributed": distributed,
     "growth": growth,
     "memory": memory,
     "synchronisations": synchronisations,
     "language_model": language_model,
+    "scaling_model": scaling_model,
 }
 Name = StrEnum("Name", list(MODULES))
 

@@ -31,7 +31,7 @@ def divide_evenly(count: int, parts: int) -> list[list[int]]:
     return [list(range(first, stop)) for first, stop in pairwise(starts)]
 
 
-def divide_by_cost(costs: Sequence[float], parts: int) -> list[list[int]]:
+def divide_by_cost(costs: Sequence[float | int], parts: int) -> list[list[int]]:
     """0 … ``len(costs)`` − 1 in parts of about equal cost: the costliest first, each to the part with least so far.
 
     The costliest part is at most 4/3 of what the best division has (Graham 1969). A cost of NaN is not known, and
@@ -131,8 +131,9 @@ class Division:
         parts = self.processes.gather(torch.cat([place[:, None], bits], 1))
         table, before = torch.cat(parts), sum(map(len, parts[: self.processes.rank]))
         own, order = torch.arange(before, before + len(values), device=device), None
-        if bool((table[:, 0].diff() < 0).any()):
-            order = table[:, 0].argsort(stable=True)
+        arrived = table[:, 0]
+        if bool((arrived.diff() < 0).any()):
+            order = arrived.argsort(stable=True)
             table = table[order]
             own = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))[own]
         bits = table[:, 1:].contiguous()

@@ -177,8 +177,9 @@ def gather_evidence(evidence: Evidence, division: Division | None) -> tuple[Evid
     """The evidence of all contexts of a batch, from that of this process's contexts, and which of them those are."""
     if division is None:
         return evidence, _ALL
-    parts = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in vars(evidence).values()]
-    everyone = division.gather(torch.cat(parts, 1), torch.arange(len(parts[0]), device=parts[0].device))
+    parts = [part[:, None].flatten(1) for part in vars(evidence).values()]
+    contexts = torch.arange(len(evidence.weight), device=evidence.weight.device)
+    everyone = division.gather(torch.cat(parts, 1), contexts)
     columns = everyone.values.split([part.shape[1] for part in parts], 1)
     shapes = [part.shape[1:] for part in vars(evidence).values()]
     return Evidence(*(c.reshape(len(c), *shape) for c, shape in zip(columns, shapes, strict=True))), everyone.own

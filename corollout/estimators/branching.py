@@ -61,7 +61,7 @@ class Branching(Estimator):
         Branches are ordered by their rows; ``counts`` says how many each row has.
         """
         if self.budget is not None and self.budget_per == "update" and trajectories.division is not None:
-            return self._spend_together(trajectories.division, sizes, counts, trajectories, noise)
+            return self._spend_together(self.budget, trajectories.division, sizes, counts, trajectories, noise)
         if self.budget is None or len(sizes) == 0:
             return torch.arange(len(sizes), device=sizes.device), torch.ones_like(sizes)
         if self.budget_per == "update":
@@ -83,6 +83,7 @@ class Branching(Estimator):
 
     def _spend_together(
         self,
+        budget: int,
         division: Division,
         sizes: Float[Tensor, " branch"],
         counts: Int64[Tensor, " row"],
@@ -95,7 +96,7 @@ class Branching(Estimator):
             return everyone.own, sizes
         key = noise.shared_key(division.repeated(self.sampler.count), BUDGET)
         start = uniform(key, torch.zeros_like(key), 1, torch.float64)[0, 0]
-        chosen, s = choose(everyone.values, self.budget or 0, start)
+        chosen, s = choose(everyone.values, budget, start)
         is_own = torch.isin(chosen, everyone.own)
         return torch.searchsorted(everyone.own, chosen[is_own]), (1 / s[is_own]).to(sizes.dtype)
 

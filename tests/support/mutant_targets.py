@@ -9,6 +9,7 @@ from tests.support.coefficient_reference import means_agree, sums_agree
 from tests.support.literal import ESTIMATORS, ON_TREES, agrees
 from tests.support.pairs_reference import kinds_agree, updates_agree
 from tests.support.pseudo_reference import swaps_agree
+from tests.support.rank_reference import ranks_agree
 from tests.support.search_reference import gumbels_agree, perturbed_agrees, searches_agree
 from tests.support.set_reference import set_weights_agree, tables_agree
 
@@ -47,6 +48,7 @@ CHECKS: dict[str, Callable[[], bool]] = {
     "perturbed": perturbed_agrees,  # a head's tokens are ordered by their perturbed log-probabilities
     "searches": searches_agree,  # searches find what plain lists of prefixes find
     "kinds": kinds_agree,  # kinds of branches follow from probability and step
+    "ranks": ranks_agree,  # several processes make the update of one
     "updates": updates_agree,  # squared differences are added up by kind
     "formula": _formulas_agree,
 }
@@ -71,7 +73,13 @@ TARGETS: dict[str, list[str]] = {
     "plans.Credits.gradient": ["arsm", "self-critic", "arsm-masked", "bt-arsm", "bt-self-critic"],
     "plans.ContrastPlan.credits": ["arsm", "self-critic", "arsm-masked", "bt-arsm", "bt-self-critic"],
     "plans.GroupPlan.credits": [*GROUP_CASES, "bt-rloo-3"],
-    "plans.GroupPlan._above_baseline": ["groups", *GROUP_CASES],
+    "plans.GroupPlan._above": ["groups", *GROUP_CASES],
+    "plans.GroupPlan._above_baseline": ["ranks"],
+    "plans.SetPlan._shrunk": ["ranks"],
+    "baselines.gather_evidence": ["ranks"],
+    "division.Division._gather": ["ranks"],
+    "division.Division.gather_runs": ["ranks"],
+    "branching.Branching._spend_together": ["ranks"],
     "plans.SetPlan.credits": SET_CASES,
     "plans.SetPlan._baselines": ["fits", *SET_CASES],
     "plans.rows_by_context": ["tables"],
@@ -97,7 +105,7 @@ TARGETS: dict[str, list[str]] = {
     "values.Vine.plan": VINE_CASES,
     "values.Vine._values": VINE_CASES,
     "pairs.Pairs.plan": PAIR_CASES,
-    "pairs.Pairs._with_budget": PAIR_CASES,
+    "pairs.Pairs._with_budget": ["ranks", *PAIR_CASES],
     "pairs.Pairs._gap": ["kinds"],
     "pairs.Pairs.updated": ["updates"],
     "pairs._kinds": ["kinds"],
@@ -120,7 +128,7 @@ TARGETS: dict[str, list[str]] = {
     "ars._sums": ["sums"],
     "ars._bucket": ["sums"],
     "ars._contrasts": [*ARS_CASES, *BUDGET_CASES],
-    "branching.Branching.spend": [*BUDGET_CASES, "bt-arsm-budget-1-each", "bt-arsm-budget-update"],
+    "branching.Branching.spend": ["ranks", *BUDGET_CASES, "bt-arsm-budget-1-each", "bt-arsm-budget-update"],
     "branching.Branching.branches": COPY_CASES,
     "branching.Branching.sources": COPY_CASES,
     "budget.choose": ["choices", *BUDGET_CASES],
@@ -147,8 +155,7 @@ TARGETS: dict[str, list[str]] = {
     "pseudo._winner": ["swaps"],
 }
 PACKAGES = {  # of modules that are not in corollout.estimators
-    "noise": "corollout",
-    "types": "corollout",
+    **dict.fromkeys(("noise", "types", "division"), "corollout"),
     "search": "corollout.rollouts",
     **dict.fromkeys(("protocol", "tree_head", "walks"), "corollout.policies"),
 }
@@ -158,18 +165,19 @@ _PROPOSES = "a bound that only proposes entries: each is then evaluated exactly"
 _ROUNDING = "room for rounding"
 _NOT_ONE = "entries of zero add nothing, and no sum is exactly 1"
 _ROOM = "room for more than is written"
+_SORTED = "what is in order is put in order again"
 _EMPTY = "one empty group more"
 _CHUNKS = "other chunks, of the same sets"
 HARMLESS: dict[tuple[str, str, str], str] = {
-    ("plans.GroupPlan._above_baseline", "reward = torch.where", "0.0 -> 1.0"): "times a share of zero",
+    ("plans.GroupPlan._above", "reward = torch.where", "0.0 -> 1.0"): "times a share of zero",
     (
-        "plans.GroupPlan._above_baseline",
+        "plans.GroupPlan._above",
         "reward = torch.where",
         "rewards - lowest -> rewards + lowest",
     ): "the same shift",
-    ("plans.GroupPlan._above_baseline", "groups =", "1 -> 2"): _EMPTY,
-    ("plans.GroupPlan._above_baseline", "groups =", "0 -> 1"): _EMPTY,
-    ("plans.GroupPlan._above_baseline", "return above /", "1 -> 2"): "a single reward is its own mean",
+    ("plans.GroupPlan._above", "groups =", "1 -> 2"): _EMPTY,
+    ("plans.GroupPlan._above", "groups =", "0 -> 1"): _EMPTY,
+    ("plans.GroupPlan._above", "return above /", "1 -> 2"): "a single reward is its own mean",
     ("plans.SetPlan._baselines", "reward = torch.where(self.table >= 0,", "0.0 -> 1.0"): "times a weight of zero",
     ("plans.SetPlan._baselines", "reward = torch.where(valid", "0.0 -> 1.0"): "in a context that is left out",
     ("plans.rows_by_context", "table = torch.full(", "1 -> 2"): "any negative number means none",
@@ -207,7 +215,11 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "the same others in another order",
     ("values.Vine.plan", "share = torch.cat(", "0 -> 1"): "there are as many rows as steps",
     ("branching.Branching.spend", "if self.budget is None", "0 -> 1"): "a single branch is always kept",
-    ("branching.Branching.spend", "start = uniform(", "1 -> 2"): "only the first is used",
+    ("branching.Branching.spend", "starts = uniform(", "1 -> 2"): "only the first is used",
+    ("branching.Branching._spend_together", "start = uniform(", "1 -> 2"): "only the first is used",
+    ("branching.Branching._spend_together", "if len(", "0 -> 1"): "a single branch is always kept",
+    ("division.Division._gather", "if bool((arrived", "0 -> 1"): _SORTED,
+    ("division.Division._gather", "if bool((arrived", "arrived.diff() < 0 -> arrived.diff() >= 0"): _SORTED,
     **{
         (function, line, f"ROUNDING * squares -> {change}"): _ROUNDING
         for function, line in (("ars._sums", "large ="), ("ars._bucket", "if centred >"))

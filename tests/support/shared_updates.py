@@ -121,7 +121,7 @@ def make_engine(policy: str) -> tuple[Engine, Columns]:
 
 
 # Ranks that are threads have one random generator, from which weights are drawn.
-_BUILDING = threading.Lock()
+BUILDING = threading.Lock()
 
 
 class Recording:
@@ -167,7 +167,7 @@ def make_trainer(case: Case, events: list[Event]) -> tuple[Any, Recording]:
 def updates_of(case: Case) -> dict[str, Any]:
     """Sequences, gradients, metrics, events and the state of a training, as JSON can hold them."""
     events: list[Event] = []
-    with _BUILDING:
+    with BUILDING:
         trainer, reward = make_trainer(case, events)
     trainer.now = itertools.count(1.0).__next__  # "auto" then decides by variance only
     gradients, metrics = [], []
