@@ -78,7 +78,7 @@ def write_lab(result: LabResult) -> Path:
         f"variance, bias against {lab.settings['reference_estimates']} estimates by {lab.settings['reference']}, and "
         f"variance × cost."
     )
-    files = {"data_files": [asdict(one) for one in result.data_files]} if result.data_files else {}
+    files: dict[str, Any] = {"data_files": [asdict(one) for one in result.data_files]} if result.data_files else {}
     title, facts = f"Estimator lab: {result.name}", manifest(seed=result.settings.seed, **files)
     report = Report("lab", title, lead, sections, facts, {**subject, "reward": result.reward, "points": numbers})
     return report.write(result.settings.folder)
