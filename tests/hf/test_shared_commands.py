@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +145,55 @@ def test_accelerate_starts_what_its_file_says(folder: Path, monkeypatch: pytest.
     check_near(alone(folder, monkeypatch), weights(folder / name))
     shards = (folder / name / "checkpoint-3" / "pytorch_model_fsdp.bin").exists()
     assert shards == (name == "sharded")
+
+
+STAND_INS = {
+    "srun": 'shift; exec "$@"',
+    "scontrol": '[ "$1" = show ] && echo localhost || echo "$*" >> calls',
+    "scancel": 'kill -USR1 "$(cat pid)"',
+    "torchrun": f'echo $$ > pid; exec "{sys.executable}" -m torch.distributed.run "$@"',
+}
+
+
+@pytest.mark.prove
+def test_the_batch_script_trains_and_goes_on_after_a_signal(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """With shards, on one machine, and stand-ins of SLURM's commands."""
+    with socket.socket() as some:
+        some.bind(("localhost", 0))
+        port = some.getsockname()[1]
+    (folder / "bin").mkdir()
+    for name, text in STAND_INS.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "localhost", "PROCESSES": "2"}
+    job |= {"OUT": "batch", "MODEL": "model", "PORT": str(port), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    job["REWARD"] = "rewards.py:late"
+    options = ["--per-device-train-batch-size", "4", "--estimator", "rloo-2"]
+    options += ["--max-completion-length", "4", "--learning-rate", "1e-2", "--use-cpu", "--save-steps", "1"]
+    options += ["--max-steps", "40", "--dtype", "float32"]
+    words = (ROOT / "examples" / "language_model.sbatch").read_text("utf-8")
+    script = folder / "job.sbatch"  # in single precision, as there are no GPUs
+    script.write_text(words.replace("--dtype bfloat16 --bf16 --gradient-checkpointing ", ""))
+    run = ["bash", str(script), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **job}
+    with subprocess.Popen(run, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_checkpoint(folder / "batch", process)
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=120)
+    assert "stopped after update" in errors
+    assert (folder / "calls").read_text() == "requeue 7\n"
+    done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "continued after step" in done.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    options[options.index("4")] = "8"
+    options += ["--model", "model", "--dataset", "prompts.jsonl", "--reward", "rewards.py:late"]
+    output("lm", "train", *options, "--out", "batch-alone")
+    check_near(weights(folder / "batch-alone"), weights(folder / "batch"))
+
+
+def wait_for_checkpoint(out: Path, process: "subprocess.Popen[str]") -> None:
+    while not list(out.glob("checkpoint-*/trainer_state.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
