@@ -99,6 +99,7 @@ TABLE1 = SweepExperiment(
         KarelData,
         make_data,
         (VARIANCE,),
+        at_scale={"paper": {"REINFORCE": "reinforce:baseline=batch"}},
         fit_model=fit_model,
     ),
     ReportTexts(

@@ -60,7 +60,7 @@ def sweep_report(sweep: Sweep, texts: ReportTexts) -> Report:
     """The report of everything in the sweep that is done."""
     results = collect_results(sweep)
     scores, cost = results.comparison.score_table(), results.comparison.cost_table()
-    names = ", ".join(f"{method}: {sweep.spec.methods[method]}" for method in sweep.grid.methods)
+    names = ", ".join(f"{method}: {sweep.estimator(method)}" for method in sweep.grid.methods)
     configs = {method.label: Run.open(Path(method.runs[0])).config for method in results.methods}
     sections = [
         *_sections([_with_paper(scores, texts), *(table(results) for table in texts.tables)]),

@@ -61,6 +61,8 @@ class SweepSpec:
     analyses: Sequence[Analysis] = ()
     models: Sequence[Model] = (Model(MLE, "mle"),)
     starts: Mapping[str, str] = field(default_factory=dict)  # the model a method starts from, if not the first
+    # Other estimators of some methods at a scale: scale → label → estimator.
+    at_scale: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # The model of a scale made large enough for existing data, if sizes of the model depend on the data.
     fit_model: Callable[[Path, Any], Any] | None = None
 
@@ -142,6 +144,10 @@ class Sweep:
         parts = {part: to_table(getattr(self, part)) for part in ("data", "model", "pretrain", "finetune", "machine")}
         return {"scale": self.scale, **parts, self.spec.name: to_table(self.grid)}
 
+    def estimator(self, method: str) -> str:
+        """The name of a method's estimator."""
+        return self.spec.at_scale.get(self.scale, {}).get(method, self.spec.methods[method])
+
     @property
     def folder(self) -> Path:
         """Where the data is."""
@@ -156,7 +162,7 @@ class Sweep:
         """The run of a method."""
         start = self.spec.start(method)
         prefix = "" if start == MLE else f"{start}-".lower().replace("_", "-")
-        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.spec.methods[method])}-{rate:g}"
+        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.estimator(method))}-{rate:g}"
 
     @property
     def runs(self) -> int:
@@ -269,7 +275,7 @@ def _pretrain_job(sweep: Sweep, model: Model, seed: int) -> Job:
 
 
 def _finetune_job(sweep: Sweep, seed: int, method: str, rate: float) -> Job:
-    settings = replace(sweep.finetune, seed=seed, learning_rate=rate, estimator=sweep.spec.methods[method])
+    settings = replace(sweep.finetune, seed=seed, learning_rate=rate, estimator=sweep.estimator(method))
     name, start = f"{method}, seed {seed}, rate {rate:g}", sweep.spec.start(method)
     directory, after = sweep.run(seed, method, rate), (f"{start}, seed {seed}",)
     return _job(sweep, "finetune", name, directory, settings, after, start=str(sweep.mle(seed, start)))

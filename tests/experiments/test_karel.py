@@ -12,6 +12,7 @@ import pytest
 
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
+from corollout.estimators import ARS, Reinforce, make_estimator
 from corollout.events import ignore
 from corollout.experiments.curves import CAPTION_CURVES, KAREL_CURVES, choosing_methods, mean_over_seeds
 from corollout.experiments.demo import demo_sweep, run_demo
@@ -242,6 +243,26 @@ def test_the_report_compares_at_equal_cost(tmp_path: Path):
     assert chosen[0][1:] == ["0", "0", "reinforce:baseline=fitted", "0.5"]
     assert chosen[1][1:] == ["0", "250", "set-8:baseline=fitted", "0.125"]
     assert len(chosen) == 2 * 3
+
+
+def test_the_paper_s_scale_has_the_authors_values(tmp_path: Path):
+    karel = Sweep.of_scale(TABLE1.spec, "paper", tmp_path)
+    assert [part.max_grad_norm for part in (karel.pretrain, karel.finetune)] == [0, 0]
+    assert (karel.finetune.batch_size, make_estimator(karel.estimator("REINFORCE"))) == (16, Reinforce("batch"))
+    assert "reinforce-baseline-batch-" in karel.run(0, "REINFORCE", 1e-5).name
+    captions = Sweep.of_scale(TABLE2.spec, "paper", tmp_path)
+    for part in (captions.pretrain, captions.finetune):
+        assert (part.max_grad_norm, part.max_grad_value) == (0, 0.1)
+    # Ten images with five main sentences each.
+    assert captions.finetune.batch_size == 10
+    softmax = {make_estimator(captions.estimator(method)).sampler.count for method in captions.grid.methods}
+    assert softmax == {5}
+    assert make_estimator(captions.estimator("ARS-20-own")) == ARS(references=20, noise="own", samples=5)
+    assert make_estimator(captions.estimator("BT-RF")) == Reinforce("batch", samples=5)
+    # The other scales are ours.
+    small = Sweep.of_scale(TABLE2.spec, "small", tmp_path)
+    assert (small.finetune.max_grad_norm, small.finetune.max_grad_value) == (1, 0)
+    assert [small.estimator(method) for method in TABLE2.spec.methods] == list(TABLE2.spec.methods.values())
 
 
 def test_one_seed_has_no_interval():
