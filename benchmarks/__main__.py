@@ -27,6 +27,7 @@ from benchmarks import (
     prefix_sharing,
     pseudo_actions,
     runtime,
+    scaling_model,
     speed,
     synchronisations,
     tree_head,
@@ -52,6 +53,7 @@ MODULES = {
     "memory": memory,
     "synchronisations": synchronisations,
     "language_model": language_model,
+    "scaling_model": scaling_model,
 }
 Name = StrEnum("Name", list(MODULES))
 

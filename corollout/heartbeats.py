@@ -91,9 +91,12 @@ class Heartbeat:
         rank = max(ages, key=lambda rank: ages[rank], default=None)
         return None if rank is None or ages[rank] <= SILENCE else (rank, ages[rank])
 
-    def decide(self, sentence: str) -> Verdict:
-        """Write a verdict, unless another rank was faster: its verdict is then the one that counts."""
-        mine = json.dumps({"sentence": sentence, "teller": self.rank})
+    def decide(self, sentence: str, teller: int | None = None) -> Verdict:
+        """Write a verdict, unless another rank was faster: its verdict is then the one that counts.
+
+        It is this rank that tells the user, unless it is another one.
+        """
+        mine = json.dumps({"sentence": sentence, "teller": self.rank if teller is None else teller})
         written = self._first_of("verdict", mine)
         self._verdict = Verdict(**json.loads(written))
         return self._verdict

@@ -224,7 +224,9 @@ class Group(Processes):
             return self.heartbeat.decide(f"the connection between the ranks failed{self._when()}: {first}")
         reason = self.heartbeat.reason_of(gone[0])
         text = self._named(gone) + (" left the job" if reason is not None else " ended") + self._when()
-        return self.heartbeat.decide(f"{text}: {reason}" if reason else text)
+        if reason:  # it tells that itself
+            return self.heartbeat.decide(f"{text}: {reason}", gone[0])
+        return self.heartbeat.decide(text)
 
     def _silence(self, rank: int | None, seconds: float) -> str:
         who = f"the store of the job, at {address()}," if rank is None else self._named([rank])

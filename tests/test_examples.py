@@ -11,6 +11,7 @@ PRINTED = {
     "own_model": ["update   1: reward", "of lists never seen before are right", "->"],
     "own_reward_with_workers": ["right 0.", "short -", "mean reward of the most probable formulas"],
     "discrete_vae": ["arsm", "Gumbel-softmax 0.5", "figure: "],
+    "reward_over_http": ["scored", "the service goes away for a second; the training waits", "sorted right: "],
     "schedule_and_kl": ["fine-tuned freely", "fine-tuned with kl, schedule, average", "sorted right"],
 }
 

@@ -24,7 +24,7 @@ COMMANDS: dict[str, Target] = {
     "export": Command("corollout.cli.export:export", "corollout.cli.settings:ExportSettings"),
     "inspect": Command("corollout.cli.inspect:inspect", "corollout.inspection.settings:InspectSettings"),
     "lab": Command("corollout.cli.lab:lab", "corollout.lab.settings:LabSettings", several=True),
-    "lm train": Command("corollout.cli.lm:train", "corollout.hf.settings:Training", extra=EXTRA),
+    "lm train": Command("corollout.cli.lm:train", "corollout.hf.settings:Training", extra=EXTRA, several=True),
     "lm generate": Command("corollout.cli.lm:generate", "corollout.hf.settings:GenerateSettings", extra=EXTRA),
     "lm inspect": Command("corollout.cli.lm:inspect", "corollout.hf.settings:InspectSettings", extra=EXTRA),
     "lm lab": Command("corollout.cli.lm:lab", "corollout.lab.settings:LanguageModelLabSettings", extra=EXTRA),

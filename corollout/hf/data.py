@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from corollout.data import Batch
+from corollout.division import Division
 from corollout.errors import InputError
 from corollout.hf.prompts import PromptColumn
 from corollout.hf.text import Text
@@ -40,8 +41,12 @@ def collate(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def batch_of(rows: Sequence[Row], text: Text, most: int | None, device: torch.device | str) -> Batch:
-    """A batch of prompts; ``most`` is the number of tokens that a prompt may have."""
+def batch_of(
+    rows: Sequence[Row], text: Text, most: int | None, device: torch.device | str, division: Division | None = None
+) -> Batch:
+    """A batch of prompts; ``most`` is the number of tokens that a prompt may have. With a ``division``, they are this
+    process's part of the batch.
+    """
     prompts = [text.prompt_tokens(one["row"]["prompt"], one["number"]) for one in rows]
     for one, tokens in zip(rows, prompts, strict=True):
         if most is not None and len(tokens) > most:
@@ -51,4 +56,4 @@ def batch_of(rows: Sequence[Row], text: Text, most: int | None, device: torch.de
             )
     context = PromptColumn(prompts).gather(torch.arange(len(prompts))).to(device)
     numbers = torch.tensor([one["number"] for one in rows], dtype=torch.int64, device=device)
-    return Batch(numbers, {"context": context, "row": [one["row"] for one in rows]})
+    return Batch(numbers, {"context": context, "row": [one["row"] for one in rows]}, division)

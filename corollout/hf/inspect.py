@@ -13,6 +13,8 @@ in the same way.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from corollout.arguments import require_count, require_instance
@@ -23,8 +25,9 @@ from corollout.hf.policies import LanguageModelPolicy
 from corollout.hf.rewards import RewardFunction, text_rewards
 from corollout.hf.text import Text, messages_of
 from corollout.noise import Noise
+from corollout.reports.sample_records import samples_of
 from corollout.training.estimates import Estimate, as_estimator, estimate
-from corollout.training.samples import Renderer, Samples, take_samples
+from corollout.training.samples import Renderer, Samples, samples_of_all, take_samples
 
 _AT_A_TIME = 4  # prompts
 
@@ -89,9 +92,16 @@ def inspect_rows(
 def text_samples(
     sample: Estimate, batch: Batch, update: int, renderer: Renderer, estimator: Estimator, most: int = _AT_A_TIME
 ) -> Samples:
-    """What is kept of an estimate for a batch of :func:`corollout.hf.data.batch_of`: ``most`` of its prompts."""
+    """What is kept of an estimate for a batch of :func:`corollout.hf.data.batch_of`: ``most`` of its prompts.
+
+    If the batch is divided, all processes make this call, and get the same.
+    """
     rows = batch.columns["row"]
     names = list(dict.fromkeys(name for row in rows for name in row if name not in ("prompt", "completion")))
-    shown = Batch(batch.examples, {name: [row.get(name) for row in rows] for name in names})
+    shown = Batch(batch.examples, {name: [row.get(name) for row in rows] for name in names}, batch.division)
     used = estimator.current if isinstance(estimator, Auto) else estimator
-    return take_samples(sample, shown, update, renderer, used.label, [messages_of(row["prompt"]) for row in rows], most)
+    prompts = [messages_of(row["prompt"]) for row in rows]
+    samples = take_samples(sample, shown, update, renderer, used.label, prompts, most)
+    if batch.division is None:
+        return samples
+    return samples_of(samples_of_all(asdict(samples), sample, batch.division), Path(), update)

@@ -56,6 +56,10 @@ def without_adapter(kind: Any, model: nn.Module, tokenizer: Any) -> nn.Module | 
             with adapted.disable_adapter():
                 return super()._run(*given, **options)
 
+        def _plainly(self, *given: Any) -> torch.Tensor:
+            with adapted.disable_adapter():
+                return super()._plainly(*given)
+
         def requires_grad_(self, requires_grad: bool = True) -> nn.Module:
             return self  # its parameters are the trained model's
 

@@ -7,7 +7,7 @@ from the newest checkpoint that is whole, and reaches the same weights.
 import re
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from corollout.hf.samples_file import NAME as SAMPLES
 from corollout.hf.samples_file import PAGE
 from corollout.hf.settings import FREE, SETTINGS, TrainSettings, kept_settings
 from corollout.hf.trainer import PolicyGradientTrainer
+from corollout.processes import Processes, processes
+from corollout.restarts import beginning, has_begun
 from corollout.signals import StopRequest, deferred_stops
 from corollout.text import first_line
 
@@ -51,29 +53,47 @@ class Trained:
 def train_language_model(
     settings: TrainSettings, out: Path, resume: bool = False, on_event: Callback = ignore
 ) -> Trained:
-    """Train in a folder, which must be new or empty, or go on with the training in it."""
+    """Train in a folder, which must be new or empty, or go on with the training in it.
+
+    Of several processes, which all make this call, the first writes.
+    """
+    group = processes()
+    resume = resume or has_begun(out, SETTINGS)
     if resume:
-        _require_same(settings, out)
-    with FolderLock(out) as lock:
-        if not resume:
-            lock.require_empty()
-        trainer = make_trainer(settings, out, on_event)
-        checkpoint = newest_checkpoint(out) if resume else None
+        with group.agreed():
+            _require_same(settings, out)
+    with ExitStack() as stack:
+        with group.agreed():
+            if group.is_first:
+                lock = stack.enter_context(FolderLock(out))
+                if not resume:
+                    lock.require_empty()
+        trainer = make_trainer(settings, out, on_event if group.is_first else ignore)
+        checkpoint = group.from_first(str(newest_checkpoint(out) or "") if resume and group.is_first else "")
         with deferred_stops() as stop, _disk_errors(out):
-            write_toml(out / SETTINGS, to_table(settings))
-            if resume and checkpoint is None:  # it was stopped before there was anything to go on from
-                for name in (SAMPLES, PAGE):
-                    (out / name).unlink(missing_ok=True)
-            trainer.add_callback(_Stops(stop))
+            with group.agreed(), beginning(out, SETTINGS):
+                if group.is_first:
+                    _begin(settings, out, is_new=not checkpoint)
+            trainer.add_callback(_Stops(stop, group))
             with suppress(_Finished):
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+                trainer.train(resume_from_checkpoint=checkpoint or None)
             if stop and trainer.state.global_step < trainer.state.max_steps:
                 raise Interrupted(f"stopped after update {trainer.state.global_step}, which is saved in {out}")
-            _save_model(trainer, out / MODEL)
+            with group.agreed():
+                if group.is_first:
+                    _save_model(trainer, out / MODEL)
     logged: dict[str, float] = {}
     for record in trainer.state.log_history:
         logged |= record
     return Trained(out / MODEL, trainer.state.global_step, logged)
+
+
+def _begin(settings: TrainSettings, out: Path, is_new: bool) -> None:
+    """Write the settings; one that was stopped before it had a checkpoint begins anew."""
+    write_toml(out / SETTINGS, to_table(settings))
+    if is_new:
+        for name in (SAMPLES, PAGE):
+            (out / name).unlink(missing_ok=True)
 
 
 def make_trainer(settings: TrainSettings, out: Path, on_event: Callback = ignore) -> PolicyGradientTrainer:
@@ -187,16 +207,17 @@ class _Finished(Exception):
 
 
 class _Stops(TrainerCallback):
-    """Saves a checkpoint and ends the training after a signal."""
+    """Saves a checkpoint and ends the training after a signal, whichever process has got it."""
 
-    def __init__(self, stop: StopRequest):
-        self._stop = stop
+    def __init__(self, stop: StopRequest, group: Processes):
+        self._stop, self._group = stop, group
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step >= state.max_steps:
             raise _Finished
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        self._stop.adopt(max(number for [number] in self._group.exchange([self._stop.number])))
         if self._stop:
             control.should_save = control.should_training_stop = True
         return control
@@ -204,7 +225,7 @@ class _Stops(TrainerCallback):
 
 def _save_model(trainer: PolicyGradientTrainer, folder: Path) -> None:
     """The weights and the tokenizer as an ordinary folder, an adapter merged into its model."""
-    model: Any = trainer.model
+    model: Any = trainer.policy.model
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
     with os_errors(f"write {folder}"), temporary_folder(folder) as new:

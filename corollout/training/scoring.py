@@ -43,8 +43,8 @@ class Scoring(ABC):
     scores: Scores | None = None
     """What the plan read of the logits."""
     credits: Credits
-    """The gradient, if the plan is a :class:`SparsePlan`. Processes that share a batch exchange numbers to compute it, so
-    it is computed once in each of them."""
+    """The gradient, if the plan is a :class:`SparsePlan`. Processes that share a batch exchange numbers to compute it,
+    so it is computed only once."""
 
     @abstractmethod
     def backward(self, scale: float) -> None:
