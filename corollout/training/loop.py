@@ -185,7 +185,7 @@ def fit(
                     if saved_update != trainer.updates:
                         save()
                     raise _interrupted(trainer, run) from None
-                is_best = progress.judge(numbers[metric], _loss_of(numbers), trainer.updates)
+                is_best = progress.judge(float(numbers[metric]), _loss_of(numbers), trainer.updates)
                 progress.next_evaluation = schedule.next_evaluation(reached)
                 progress.stopped = schedule.patience is not None and progress.misses >= schedule.patience
                 log(Event("evaluation", numbers))
