@@ -162,6 +162,7 @@ class Branches:
     token: Int64[Tensor, " branch"]
     copy: Int64[Tensor, " branch"]  # index of the completion; 0 may share its parent's noise
     greedy: Bool[Tensor, " branch"]
+    own_noise: Bool[Tensor, " branch"]  # completed with numbers that no other sequence has
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -175,11 +176,11 @@ class Branches:
         *,
         greedy: bool = False,
         copy: int = 0,
+        own_noise: bool = False,
     ) -> "Branches":
         """Branches that are all completed in the same way."""
-        return cls(
-            parent, step, token, torch.full_like(parent, copy), torch.full_like(parent, greedy, dtype=torch.bool)
-        )
+        flags = (torch.full_like(parent, flag, dtype=torch.bool) for flag in (greedy, own_noise))
+        return cls(parent, step, token, torch.full_like(parent, copy), *flags)
 
     @classmethod
     def none(cls, device: torch.device) -> "Branches":

@@ -24,7 +24,7 @@ from corollout.training.start import create_finetuning, create_pretraining, resu
 
 def print_notes(event: Event) -> None:
     """Show what is decided before a run exists."""
-    if event.kind == "note":
+    if event.kind in ("note", "warning"):
         Terminal(stderr=True).print(event.record["text"], soft_wrap=True)
 
 

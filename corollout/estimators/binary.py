@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from corollout.errors import InputError
-from corollout.estimators.estimator import Estimator
+from corollout.estimators.estimator import BranchNoise, Estimator
 from corollout.estimators.plans import ContrastPlan
 from corollout.noise import Noise, dirichlet
 from corollout.types import Branches, Sampler, Trajectories
@@ -49,6 +49,8 @@ class ARM(Estimator):
     weight = staticmethod(arm_weight)
 
     samples: int = 1
+    noise: BranchNoise = "shared"
+    """As for :class:`Branching`."""
 
     def __post_init__(self) -> None:
         self.check_options(samples=1)
@@ -71,7 +73,7 @@ class ARM(Estimator):
         differ = (true != pseudo).nonzero().squeeze(1)
         row, step = rows[differ], steps[differ]
         return ContrastPlan(
-            branches=Branches.of(row, step, pseudo[differ]),
+            branches=Branches.of(row, step, pseudo[differ], own_noise=self.noise == "own"),
             row=row,
             step=step,
             token=torch.ones_like(row),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from corollout.division import Division
 from corollout.estimators.budget import choose
-from corollout.estimators.estimator import Estimator
+from corollout.estimators.estimator import BranchNoise, Estimator
 from corollout.noise import BUDGET, Noise, uniform
 from corollout.types import Branches, Sampler, Trajectories
 
@@ -25,6 +25,10 @@ class Branching(Estimator):
     """How main trajectories are drawn. "greedy" is biased: its prefixes are not samples from the policy."""
     pseudo: Literal["sample", "greedy"] = "sample"
     """How branches are completed. "greedy" is biased: a greedy completion is not a sample of the future reward."""
+    noise: BranchNoise = "shared"
+    """The random numbers that branches are completed with: those of their main trajectory at the same steps, or "own"
+    ones, independent of all others, as in the paper. Both are unbiased; shared ones have less variance if rewards of
+    similar sequences are similar."""
     completions: int = 1
     """Completions of each branch, averaged."""
     budget: int | None = None
@@ -100,9 +104,9 @@ class Branching(Estimator):
         self, row: Int64[Tensor, " kept"], step: Int64[Tensor, " kept"], token: Int64[Tensor, " kept"]
     ) -> Branches:
         """All completions of the kept branches: the first completion of every branch, then the second of every …"""
-        greedy = self.pseudo == "greedy"
+        greedy, own = self.pseudo == "greedy", self.noise == "own"
         return Branches.join(
-            *(Branches.of(row, step, token, greedy=greedy, copy=copy) for copy in range(self.completions))
+            *(Branches.of(row, step, token, greedy=greedy, copy=k, own_noise=own) for k in range(self.completions))
         )
 
     def sources(self, kept: int, branch: Int64[Tensor, " entry"], mains: int) -> Int64[Tensor, " entries"]:

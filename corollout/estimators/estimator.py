@@ -26,6 +26,9 @@ from corollout.noise import Noise
 from corollout.text import quoted
 from corollout.types import Cells, Sampler, Trajectories
 
+BranchNoise = Literal["shared", "own"]
+"""The random numbers that branches are completed with: shared with other sequences, or their own."""
+
 
 class Estimator(ABC):
     """Says how main trajectories are drawn, and turns them into a plan."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from corollout.errors import InputError
 from corollout.estimators.baselines import Evidence
-from corollout.estimators.estimator import Estimator, FittedBaseline
+from corollout.estimators.estimator import BranchNoise, Estimator, FittedBaseline
 from corollout.estimators.plans import ContrastPlan, GroupPlan, SetPlan, rows_by_context
 from corollout.noise import Noise
 from corollout.types import Branches, Sampler, Trajectories
@@ -225,6 +225,9 @@ class MonteCarlo(Estimator):
 
     completions: int = 2
     samples: int = 1
+    noise: BranchNoise = "shared"
+    """The random numbers of completions, never those of main trajectories: the same for the completions of all steps of
+    a sequence, or "own" ones, as in the paper."""
 
     def __post_init__(self) -> None:
         self.check_options(completions=0, samples=1)
@@ -252,7 +255,9 @@ class MonteCarlo(Estimator):
             first = len(trajectories.tokens) + len(greedy)
             for copy in range(copies):
                 # Copy 0 would share its parent's noise, and be the parent again.
-                branches.append(Branches.of(rows[inner], steps[inner], tokens[inner], copy=copy + 1))
+                branches.append(
+                    Branches.of(rows[inner], steps[inner], tokens[inner], copy=copy + 1, own_noise=self.noise == "own")
+                )
                 number = torch.arange(len(inner), device=inner.device)
                 plus[copy * len(rows) + inner] = first + copy * len(inner) + number
         return ContrastPlan(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from corollout.estimators.estimator import Estimator
+from corollout.estimators.estimator import BranchNoise, Estimator
 from corollout.estimators.plans import ContrastPlan
 from corollout.noise import Noise
 from corollout.types import Branches, Sampler, Trajectories
@@ -31,6 +31,9 @@ class Vine(Estimator):
 
     completions: int = 2
     samples: int = 2
+    noise: BranchNoise = "shared"
+    """The random numbers of completions, never those of main trajectories: the same for the completions of all steps of
+    a sequence, or "own" ones."""
 
     def __post_init__(self) -> None:
         self.check_options(completions=1, samples=2)
@@ -71,8 +74,9 @@ class Vine(Estimator):
         inner = (steps < trajectories.lengths[rows] - 1).nonzero().squeeze(1)
         row, step = rows[inner], steps[inner]
         # Copy 0 would share its parent's noise, and be the parent again.
+        token, own = trajectories.tokens[row, step], self.noise == "own"
         branches = Branches.join(
-            *(Branches.of(row, step, trajectories.tokens[row, step], copy=copy + 1) for copy in range(self.completions))
+            *(Branches.of(row, step, token, copy=copy + 1, own_noise=own) for copy in range(self.completions))
         )
         shape = (self.completions, *trajectories.tokens.shape)
         value = torch.arange(len(trajectories.tokens), device=row.device)[:, None].expand(shape).clone()

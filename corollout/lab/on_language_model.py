@@ -24,6 +24,7 @@ from corollout.lab.lab import LANGUAGE_MODEL, run_lab
 from corollout.lab.on_run import POINTS, Point, folder_name, require_lab_folder, split_names
 from corollout.lab.settings import DEFAULT, LanguageModelLabSettings
 from corollout.noise import Noise
+from corollout.tasks.task import DataFile
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class LanguageModelLab:
     def subject(self) -> dict[str, str]:
         """What is measured, for the report."""
         return {"model": self.name, "dataset": os.path.basename(self.settings.dataset or "")}
+
+    @property
+    def data_files(self) -> list[DataFile]:
+        return []
 
 
 def model_name(model: str) -> str:

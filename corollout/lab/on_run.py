@@ -15,6 +15,7 @@ from corollout.lab.lab import Lab, default_estimators, run_lab
 from corollout.lab.settings import DEFAULT, LabSettings
 from corollout.noise import Noise
 from corollout.processes import processes
+from corollout.tasks.task import DataFile
 from corollout.training.run_weights import load_weights, open_weights
 from corollout.training.runs import Run, kind_of, training_settings
 
@@ -44,6 +45,7 @@ class RunLab:
     reward: str
     settings: LabSettings
     points: list[Point]
+    data_files: list[DataFile]
 
     @property
     def name(self) -> str:
@@ -126,7 +128,7 @@ def _measure_points(settings: LabSettings, run: Run, on_event: Callback) -> RunL
             on_event=forward,
         )
         points.append(Point(label, weights, update, lab))
-    return RunLab(run.task, reward_name, settings, points)
+    return RunLab(run.task, reward_name, settings, points, task.data_files())
 
 
 def folder_name(label: str) -> str:

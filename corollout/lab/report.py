@@ -13,6 +13,7 @@ from corollout.lab.summary import COSTS, Interval, Row
 from corollout.reports.manifest import manifest
 from corollout.reports.report import Facts, Figure, Paragraph, Report, Section, Table
 from corollout.reports.tables import NOTHING, number
+from corollout.tasks.task import DataFile
 
 _COST_NOTE = (
     "Left of the line an estimator is better than the base at equal cost. Bars are 95 % intervals: blue circles lie "
@@ -39,6 +40,8 @@ class LabResult(Protocol):
     def settings(self) -> Any: ...  # has a seed, and the folder for the report
     @property
     def points(self) -> list[Point]: ...
+    @property
+    def data_files(self) -> list[DataFile]: ...
 
 
 def write_lab(result: LabResult) -> Path:
@@ -75,7 +78,8 @@ def write_lab(result: LabResult) -> Path:
         f"variance, bias against {lab.settings['reference_estimates']} estimates by {lab.settings['reference']}, and "
         f"variance × cost."
     )
-    title, facts = f"Estimator lab: {result.name}", manifest(seed=result.settings.seed)
+    files: dict[str, Any] = {"data_files": [asdict(one) for one in result.data_files]} if result.data_files else {}
+    title, facts = f"Estimator lab: {result.name}", manifest(seed=result.settings.seed, **files)
     report = Report("lab", title, lead, sections, facts, {**subject, "reward": result.reward, "points": numbers})
     return report.write(result.settings.folder)
 

@@ -66,6 +66,7 @@ class _About(NamedTuple):
 
     partial: bool  # walks down a tree
     copies: bool
+    own_noise: bool
     greedy: bool
     alike: bool  # perhaps
 
@@ -75,8 +76,8 @@ class Engine:
 
     ``bos`` is fed first; a sequence ends with ``eos``, or one of them if they are several, or after ``max_length``
     tokens. At most ``max_rows`` rows are computed at once: a bound on memory that changes no result. With
-    ``share_noise`` a branch is completed with the noise that its parent had at the same steps (common random numbers),
-    otherwise with noise of its own; both are unbiased.
+    ``share_noise`` a branch is completed with the noise that its parent had at the same steps (common random numbers)
+    unless its estimator says ``noise="own"``, otherwise always with noise of its own; both are unbiased.
 
     ``stops`` says of the tokens of some sequences whether they stop there, without an end token: main trajectories,
     branches and searches alike, so that all of this is about the process that stops.
@@ -376,24 +377,26 @@ class Engine:
 
     def _branch_keys(self, parents: Trajectories, branches: Branches, about: "_About", noise: Noise) -> OfBranches:
         examples, samples = parents.examples[branches.parent], parents.samples[branches.parent]
-        if not self.share_noise:
-            return noise.keys(examples, BRANCH, samples, branches.step, branches.token, branches.copy)
-        if not about.copies:
-            return parents.keys[branches.parent]
-        copies = noise.keys(examples, COPY, samples, branches.copy)
-        return torch.where(branches.copy == 0, parents.keys[branches.parent], copies)
+        keys = parents.keys[branches.parent]
+        if about.copies:
+            keys = torch.where(branches.copy == 0, keys, noise.keys(examples, COPY, samples, branches.copy))
+        if self.share_noise and not about.own_noise:
+            return keys
+        own = noise.keys(examples, BRANCH, samples, branches.step, branches.token, branches.copy)
+        return torch.where(branches.own_noise, own, keys) if self.share_noise else own
 
     def _look_at(self, parents: Trajectories, branches: Branches) -> "_About":
         """What has to be known of branches before they are completed; refuse those that cannot be."""
         outside = (branches.step < 0) | (branches.step >= parents.lengths[branches.parent])
         partial, copies = branches.token < 0, branches.copy > 0
-        facts = torch.stack([outside.any(), partial.any(), copies.any(), branches.greedy.any(), parents.samples.any()])
-        misplaced, some_partial, some_copies, some_greedy, several = facts.tolist()
+        flags = (outside, partial, copies, branches.own_noise, branches.greedy, parents.samples > 0)
+        facts = torch.stack([flag.any() for flag in flags])
+        misplaced, some_partial, some_copies, some_own, some_greedy, several = facts.tolist()
         if misplaced:
             raise InputError("a branch starts at a step that its main trajectory does not have")
         if some_partial and not self.head.keeps_outputs:
             raise InputError(f"a branch starts with token {int(branches.token.min())}: tokens are counted from 0")
-        return _About(some_partial, some_copies, some_greedy, alike=several or some_copies)
+        return _About(some_partial, some_copies, some_own, some_greedy, alike=several or some_copies)
 
     def _finish_tokens(self, mains: Mains, branches: Branches, keys: OfBranches) -> Branches:
         """The branches with their first tokens completed, where those are partial walks down a tree."""

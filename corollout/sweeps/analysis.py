@@ -85,7 +85,7 @@ def count_rollouts(
 
 def branching_methods(sweep: Sweep) -> list[str]:
     """The methods whose number of rollouts adapts to the policy: ARS-K, ARSM and those for trees."""
-    return [m for m in sweep.grid.methods if make_estimator(sweep.spec.methods[m]).adapts_rollouts]
+    return [m for m in sweep.grid.methods if make_estimator(sweep.estimator(m)).adapts_rollouts]
 
 
 def branching(name: str) -> Branching:
@@ -96,14 +96,16 @@ def branching(name: str) -> Branching:
 
 
 def _tree_methods(sweep: Sweep) -> list[str]:
-    """Methods for trees only: they have the same rollouts, and variances that differ by little."""
-    return [m for m in sweep.grid.methods if make_estimator(sweep.spec.methods[m]).heads == ("tree",)]
+    """Methods for trees only that share noise: they have the same rollouts, and variances that differ by little."""
+    named = {method: make_estimator(sweep.estimator(method)) for method in sweep.grid.methods}
+    trees = {method: one for method, one in named.items() if isinstance(one, Branching) and one.heads == ("tree",)}
+    return [method for method, one in trees.items() if one.noise == "shared"]
 
 
 def _arguments(sweep: Sweep, method: str, run: Path, **more: Any) -> dict[str, Any]:
     """Every method is measured with the first seed, on the same examples."""
     tuning = {"reward": sweep.finetune.reward, "batch_size": sweep.finetune.batch_size}
-    estimator = sweep.spec.methods[method]
+    estimator = sweep.estimator(method)
     return {"run": str(run), "estimator": estimator, "seed": sweep.grid.seeds[0], **tuning, **more}
 
 

@@ -1,7 +1,7 @@
 """The report of a sweep: what was measured, next to the paper's numbers if it has the same table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from corollout.reports.report import Report, Section, Table, settings_section
 from corollout.reports.run_results import MethodRuns
 from corollout.reports.tables import NOTHING, count_text, number, score_text, times
 from corollout.sweeps.analysis import VARIANCE
-from corollout.sweeps.sweep import MLE, Sweep, is_done, rate_scores, read_analysis
+from corollout.sweeps.sweep import MLE, Sweep, is_done, rate_scores, read_analysis, read_data_files
+from corollout.tasks.task import DataFile
 from corollout.training.runs import Run
 
 _FIGURES: dict[Axis, str] = {"seconds": "figure", "tokens": "figure-tokens", "updates": "figure-updates"}
@@ -29,6 +30,7 @@ class SweepResults:
     rates: dict[str, dict[float, float | None]]  # validation score of each learning rate, with the first seed
     analyses: dict[str, dict[str, dict[str, Any]]]  # by name and by method
     missing: int  # runs that are not done
+    data_files: list[DataFile]
 
     @property
     def methods(self) -> list[MethodSummary]:
@@ -58,13 +60,14 @@ def sweep_report(sweep: Sweep, texts: ReportTexts) -> Report:
     """The report of everything in the sweep that is done."""
     results = collect_results(sweep)
     scores, cost = results.comparison.score_table(), results.comparison.cost_table()
-    names = ", ".join(f"{method}: {sweep.spec.methods[method]}" for method in sweep.grid.methods)
+    names = ", ".join(f"{method}: {sweep.estimator(method)}" for method in sweep.grid.methods)
     configs = {method.label: Run.open(Path(method.runs[0])).config for method in results.methods}
     sections = [
         *_sections([_with_paper(scores, texts), *(table(results) for table in texts.tables)]),
         *_curve_sections(results, texts.axes),
         *texts.sections(results),
         *_sections([_rates_table(results), cost, _variance_table(results, texts.variance_notes)]),
+        *_sections([_data_table(results)]),
         settings_section(configs, f"Estimators: {names}."),
     ]
     numbers = {
@@ -75,7 +78,10 @@ def sweep_report(sweep: Sweep, texts: ReportTexts) -> Report:
         "probes": results.probes,
         "paper": texts.paper,
     }
-    made = manifest(sweep.out, scale=sweep.scale, seeds=list(sweep.grid.seeds), settings=sweep.table())
+    files = [asdict(one) for one in results.data_files]
+    made = manifest(
+        sweep.out, scale=sweep.scale, seeds=list(sweep.grid.seeds), data_files=files, settings=sweep.table()
+    )
     title, lead = f"{texts.title}, scale {sweep.scale}", _lead(results, texts)
     return Report(sweep.spec.name, title, lead, sections, made, numbers)
 
@@ -104,7 +110,14 @@ def collect_results(sweep: Sweep) -> SweepResults:
     if not groups:
         raise InputError(f"there is nothing to report: no run in {sweep.out} is finished")
     analyses = {analysis.name: read_analysis(sweep, analysis) for analysis in sweep.spec.analyses}
-    return SweepResults(sweep, compare(groups, parents), tuned, rates, analyses, sweep.runs - done)
+    files = read_data_files(sweep)
+    return SweepResults(sweep, compare(groups, parents), tuned, rates, analyses, sweep.runs - done, files)
+
+
+def _data_table(results: SweepResults) -> Table:
+    rows = [[one.split, one.file, f"{one.examples:,}", one.digest] for one in results.data_files]
+    note = "The digest is BLAKE2b with 20 bytes, as `b2sum --length=160` prints it, when the experiment began."
+    return Table("Data", ["split", "file", results.comparison.metric.examples, "digest"], rows, [note])
 
 
 def _sections(tables: Sequence[Table]) -> list[Section]:

@@ -39,7 +39,9 @@ def finetune_and_evaluate(
     """The job of a method."""
     path, finetune = Path(directory), from_table(FinetuneSettings, settings, directory)
     if not (path / "config.toml").exists():
-        create_finetuning(path, Path(start), finetune, from_table(MachineSettings, machine, directory))
+        create_finetuning(
+            path, Path(start), finetune, from_table(MachineSettings, machine, directory), on_event=on_event
+        )
     _finish(path, beam, finetune.unit, finetune.budget, on_event)
 
 

@@ -7,7 +7,7 @@ budgets. The first seed tries every learning rate; the other seeds use the one t
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from corollout.files import check_entries, read_json, write_json
 from corollout.folders import FolderLock
 from corollout.sweeps.jobs import Job, run_jobs
 from corollout.sweeps.runs import RESULT
-from corollout.tasks.task import Metric, find_task
+from corollout.tasks.task import DataFile, Metric, find_task, open_task
 from corollout.training.settings import FinetuneSettings, MachineSettings, PretrainSettings
 
 MLE = "MLE"
-PLAN = "plan.toml"
+PLAN, DATA_FILES = "plan.toml", "data.json"
 DATA_WEIGHT, ANALYSIS_WEIGHT = 0.3, 0.1  # in the estimate of the time left, where a run counts 1
 
 
@@ -61,6 +61,10 @@ class SweepSpec:
     analyses: Sequence[Analysis] = ()
     models: Sequence[Model] = (Model(MLE, "mle"),)
     starts: Mapping[str, str] = field(default_factory=dict)  # the model a method starts from, if not the first
+    # Other estimators of some methods at a scale: scale → label → estimator.
+    at_scale: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # The model of a scale made large enough for existing data, if sizes of the model depend on the data.
+    fit_model: Callable[[Path, Any], Any] | None = None
 
     @property
     def metric(self) -> Metric:
@@ -111,6 +115,9 @@ class Sweep:
         known = [method for method in methods if method not in spec.methods or spec.start(method) in models]
         grid = {**spec.scales[scale], **changes, "models": models, "methods": known}
         sections = {"scale": scale, "data": to_table(data), spec.name: grid, "machine": machine}
+        if data.folder and spec.fit_model is not None:
+            model = from_table(find_task(spec.task).model, table.get("model", {}), f"scale {scale}")
+            sections["model"] = to_table(spec.fit_model(Path(data.folder), model))
         return cls.from_table(spec, out, {**table, **sections})
 
     @classmethod
@@ -137,6 +144,10 @@ class Sweep:
         parts = {part: to_table(getattr(self, part)) for part in ("data", "model", "pretrain", "finetune", "machine")}
         return {"scale": self.scale, **parts, self.spec.name: to_table(self.grid)}
 
+    def estimator(self, method: str) -> str:
+        """The name of a method's estimator."""
+        return self.spec.at_scale.get(self.scale, {}).get(method, self.spec.methods[method])
+
     @property
     def folder(self) -> Path:
         """Where the data is."""
@@ -151,7 +162,7 @@ class Sweep:
         """The run of a method."""
         start = self.spec.start(method)
         prefix = "" if start == MLE else f"{start}-".lower().replace("_", "-")
-        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.spec.methods[method])}-{rate:g}"
+        return self.out / f"seed-{seed}" / f"{prefix}{re.sub('[:=,]', '-', self.estimator(method))}-{rate:g}"
 
     @property
     def runs(self) -> int:
@@ -236,7 +247,20 @@ def _make_data(sweep: Sweep, on_event: Callback) -> None:
 
     data = Progress(on_event, "data", 1.0)
     sweep.spec.make_data(sweep.folder, sweep.data, relay)
+    if not (sweep.out / DATA_FILES).exists():
+        task = open_task({**sweep.table(), "task": sweep.spec.task, "data": {"folder": str(sweep.folder)}})
+        write_json(sweep.out / DATA_FILES, [asdict(one) for one in task.data_files()])
     data.report(1.0, weight=DATA_WEIGHT)
+
+
+def read_data_files(sweep: Sweep) -> list[DataFile]:
+    """The files of the data as they were when the sweep began; none if that was not recorded."""
+    path, advice = sweep.out / DATA_FILES, "remove the file to have it written again"
+    entries = read_json(path, advice) if path.exists() else []
+    kinds: dict[str, Any] = {"split": str, "file": str, "examples": int, "digest": str}
+    if not isinstance(entries, list):
+        raise InputError(f"{path} is not a list of files: {advice}")
+    return [DataFile(**{name: check_entries(e, path, advice, **kinds)[name] for name in kinds}) for e in entries]
 
 
 def _pretrain_job(sweep: Sweep, model: Model, seed: int) -> Job:
@@ -251,7 +275,7 @@ def _pretrain_job(sweep: Sweep, model: Model, seed: int) -> Job:
 
 
 def _finetune_job(sweep: Sweep, seed: int, method: str, rate: float) -> Job:
-    settings = replace(sweep.finetune, seed=seed, learning_rate=rate, estimator=sweep.spec.methods[method])
+    settings = replace(sweep.finetune, seed=seed, learning_rate=rate, estimator=sweep.estimator(method))
     name, start = f"{method}, seed {seed}, rate {rate:g}", sweep.spec.start(method)
     directory, after = sweep.run(seed, method, rate), (f"{start}, seed {seed}",)
     return _job(sweep, "finetune", name, directory, settings, after, start=str(sweep.mle(seed, start)))

@@ -31,6 +31,7 @@ from corollout.types import Sampler
 __all__ = [
     "SCALES",
     "DataCheck",
+    "DataFile",
     "Evaluation",
     "Metric",
     "NoSettings",
@@ -51,6 +52,16 @@ SPLITS = ("train", "val", "test")  # that every task has
 
 _MEANING = "the mean reward of the greedy sequences"
 MEAN_REWARD = Metric("mean_reward", "reward", "", "examples", _MEANING, is_share=False, scale=1.0, digits=3)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a task's data."""
+
+    split: str
+    file: str  # its name
+    examples: int
+    digest: str  # BLAKE2b of its content, 20 bytes
 
 
 @runtime_checkable
@@ -104,6 +115,10 @@ class Task(ABC):
     def data_digest(self) -> str:
         """A digest of the training and validation data, by which a run notices that they have changed."""
         return digest_of(split.columns.digest().encode() for split in (self.train, self.val))
+
+    def data_files(self) -> list[DataFile]:
+        """The files of the data and what is in them, for reports and manifests; by default none is named."""
+        return []
 
     def reward_settings(self, name: str) -> dict[str, Any]:
         """What a reward depends on besides the data, as JSON can hold it; a run notices if it changes."""

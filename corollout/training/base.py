@@ -68,14 +68,16 @@ class BaseTrainer(Generic[Metrics]):
         accumulate: int = 1,
         ema_decay: float = 0.0,
         balance: Balance = "even",
+        max_grad_value: float | None = None,
     ):
         policy, data = policy_module(engine), Columns.of(data)
         require_count("batch_size", batch_size)
         require_count("accumulate", accumulate)
         if len(data) == 0:
             raise InputError("training needs at least one example, but the data set is empty")
-        if max_grad_norm is not None:
-            require_number("max_grad_norm", max_grad_norm, "a positive number or None", lambda norm: norm > 0)
+        for name, most in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            if most is not None:
+                require_number(name, most, "a positive number or None", lambda most: most > 0)
         if clock not in ("wall", "cpu"):
             raise InputError(f"clock must be 'wall' or 'cpu', not {clock!r}")
         require_callable("on_event", on_event, "a function of an Event")
@@ -85,7 +87,8 @@ class BaseTrainer(Generic[Metrics]):
         self.divider = Divider(balance, data, self.processes)
         self.engine, self.data, self.optimizer = engine, data, optimizer
         self.policy = policy
-        self.batch_size, self.max_grad_norm, self.device = batch_size, max_grad_norm, device
+        self.batch_size, self.device = batch_size, device
+        self.max_grad_norm, self.max_grad_value = max_grad_norm, max_grad_value
         self.accumulate = accumulate
         self.seed, self.noise = seed, Noise(seed)
         self.on_event = on_event
@@ -144,14 +147,17 @@ class BaseTrainer(Generic[Metrics]):
         return min(self.batch_size * self.accumulate, (self.epochs + 1) * len(self.data) - self.contexts_before)
 
     def clip_gradients(self) -> float:
-        """Scale the gradients down to ``max_grad_norm``; return their norm before."""
-        norm = total_norm(p.grad for p in self.parameters if p.grad is not None)
-        self.clip_to_norm(norm)
+        """Clip the gradients; return their norm before."""
+        norm = self._gradient_norm()
+        self.clip_from(norm)
         return norm
 
-    def clip_to_norm(self, norm: float) -> None:
-        """Scale the gradients down to ``max_grad_norm``, given their norm: at once, or in the step of an optimizer that
-        can.
+    def _gradient_norm(self) -> float:
+        return total_norm(p.grad for p in self.parameters if p.grad is not None)
+
+    def clip_from(self, norm: float) -> bool:
+        """Clip each entry of the gradients, whose norm is given, to ± ``max_grad_value``, then scale them down to
+        ``max_grad_norm``: at once, or in the step of an optimizer that can. Whether any of this changed them.
         """
         if not math.isfinite(norm):
             raise PolicyError(
@@ -160,15 +166,22 @@ class BaseTrainer(Generic[Metrics]):
             )
         if norm > _FAR:
             self._most_weight = math.inf
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        most, clips = self.max_grad_value, False
+        if most is not None and norm > most:  # no entry is larger than the norm
+            clips = any(float(gradient.abs().max()) > most for gradient in gradients if gradient.numel())
+            for gradient in gradients if clips else ():
+                gradient.clamp_(-most, most)
+            norm = self._gradient_norm() if clips else norm
         divisor = 1.0 if self.max_grad_norm is None else (norm + 1e-6) / self.max_grad_norm  # as PyTorch does it
         if divisor <= 1:
-            return
+            return clips
         if self._optimizer_divides:
             self._divisor = torch.tensor(divisor)
-            return
-        for p in self.parameters:
-            if p.grad is not None:
-                p.grad.div_(divisor)
+            return True
+        for gradient in gradients:
+            gradient.div_(divisor)
+        return True
 
     def step_optimizer(self) -> None:
         """Change the parameters by their gradients; all of them must stay finite."""

@@ -79,6 +79,7 @@ class Trainer(BaseTrainer[Metrics]):
         *,
         batch_size: int = 32,
         max_grad_norm: float | None = 1.0,
+        max_grad_value: float | None = None,
         seed: int = 0,
         variance_decay: float = 0.9,
         device: torch.device | str = "cpu",
@@ -103,6 +104,7 @@ class Trainer(BaseTrainer[Metrics]):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
             clock=clock, on_event=on_event, accumulate=accumulate, ema_decay=ema_decay, balance=balance,
+            max_grad_value=max_grad_value,
         )  # fmt: skip
         self.reward, self.estimator = as_reward(reward, reward_weights), as_estimator(estimator)
         self._estimator_name = estimator if isinstance(estimator, str) else None
@@ -159,7 +161,7 @@ class Trainer(BaseTrainer[Metrics]):
             trained, done = sample.updated(trained), done + batch.whole
         add_gradients(self.parameters, self.processes)
         gradient, norm = self._sketch.with_norm()
-        self.clip_to_norm(norm)
+        clips = self.clip_from(norm)
         rate = max(group["lr"] for group in self.optimizer.param_groups)
         self.step_optimizer()
         if self.scheduler is not None:
@@ -191,7 +193,7 @@ class Trainer(BaseTrainer[Metrics]):
             equal_rewards=totals.equal_rewards,
             gradient_norm=norm,
             learning_rate=float(rate),
-            clipped=float(self.max_grad_norm is not None and norm > self.max_grad_norm),
+            clipped=float(clips),
             gradient_variance=self.variance.add(gradient),
             rollouts_per_step=totals.rollouts_per_step,
             rollouts_by_step=totals.rollouts_by_step,

@@ -1,5 +1,6 @@
 """The log-likelihood of target sequences by teacher forcing, and its gradient."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,12 +8,15 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from corollout.data import Columns
+from corollout.divided_work import batches, divided
 from corollout.errors import InputError, PolicyError
+from corollout.policies import evaluation_mode
 from corollout.policies.protocol import SOFTMAX, head_of, policy_errors
 from corollout.policies.read_out import PrefixCredits, read_out_backward
 from corollout.prefix_tree import PrefixTree
 from corollout.rollouts import Engine
-from corollout.rollouts.policy_calls import call_backward
+from corollout.rollouts.policy_calls import call_backward, call_encode
 from corollout.text import quoted
 from corollout.types import full_precision
 
@@ -74,6 +78,29 @@ def likelihood_backward(engine: Engine, memory: Any, inputs: Tokens, targets: To
     _require_vocabulary(targets, len(read_out.weight))
     read_out_backward(hidden, read_out, credits, -1.0, log_probs=log_probs)
     return log_probs.sum().item()
+
+
+@torch.no_grad()
+def mean_loss(engine: Engine, data: Columns, target: str, batch_size: int, device: torch.device | str) -> float:
+    """−ln p of the target tokens of a data set, in nats per token, in evaluation mode.
+
+    The processes of a job divide the data; all of them make this call, and get the same number.
+    """
+    policy, parts = engine.policy, batches(len(data), batch_size)
+    head = head_of(policy)
+
+    def loss_of(number: int) -> tuple[float, int]:
+        batch = data.batch(torch.tensor(parts[number]), device)
+        inputs, targets = teacher_forcing(engine, batch.columns[target], device)
+        with evaluation_mode(policy):
+            outputs = policy.score(call_encode(policy, batch.context), inputs)
+        mask = targets >= 0
+        tokens = torch.where(mask, targets, 0)
+        log_probs = full_precision(head.log_probs(full_precision(head.logits(outputs, tokens)), tokens))
+        return -log_probs[mask].sum().item(), int(mask.sum())
+
+    losses, counts = zip(*divided(len(parts), loss_of), strict=True)
+    return math.fsum(losses) / sum(counts)
 
 
 def _require_vocabulary(targets: Tokens, vocab: int) -> None:

@@ -29,7 +29,7 @@ class Schedule:
     unit: Unit
     total: float | int
     every: float | int  # between evaluations
-    patience: int | None = None  # stop after this many evaluations without improvement
+    patience: int | None = None  # stop after so many evaluations without improvement, if the score ever changed
     save_seconds: float | int = 60  # between checkpoints; there is one after each evaluation as well
 
     def __post_init__(self) -> None:
@@ -71,10 +71,27 @@ class _Progress:
     next_evaluation: float | int = 0
     best_score: float = -math.inf
     best_update: int = 0
-    misses: int = 0  # evaluations since the best one
+    misses: int = 0  # evaluations since the score last rose
     stopped: bool = False
     total: float | int | None = None  # of the schedule; None in checkpoints of earlier versions
     every: float | int | None = None
+    lowest_score: float = math.inf  # like the next, not in checkpoints of earlier versions
+    best_loss: float = math.inf  # that decided while all scores were equal
+
+    def judge(self, score: float, loss: float, update: int) -> bool:
+        """Count an evaluation; whether its weights are the best so far.
+
+        Of equal scores the later one counts; but as long as all scores are equal, as of a policy that has not learned
+        anything yet, the lower loss does, and patience is not tried.
+        """
+        rises = score > self.best_score
+        self.lowest_score = min(self.lowest_score, score)  # NaN is none
+        has_changed = self.lowest_score < self.best_score or rises
+        is_best = rises or (score == self.best_score and (has_changed or not loss > self.best_loss))
+        if is_best:
+            self.best_score, self.best_update, self.best_loss = score, update, loss
+        self.misses = 0 if rises else self.misses + has_changed
+        return is_best
 
     def follow(self, schedule: Schedule, reached: float | int) -> bool:
         """Go on by a schedule that may be another one than before; whether its end is another one."""
@@ -99,9 +116,10 @@ def fit(
     """Train to the end of the schedule, from the run's newest checkpoint if it has one; return the run's summary.
 
     ``run`` may be a directory: if there is a run in it, that is resumed, otherwise one is created there.
-    ``evaluate`` is called before the first update, at the points of the schedule and at the end; its entry ``metric``
-    decides which weights are kept as the best. A signal that asks to stop takes effect after the current update, or in
-    the middle of an evaluation, which the resumed run then repeats.
+    ``evaluate`` is called before the first update, at the points of the schedule and at the end. Its entry ``metric``
+    decides which weights are kept as the best, and of equal scores the later one. As long as it has never changed, its
+    entry ``loss`` decides, if it has one (lower is better), and patience does not run out. A signal that asks to stop
+    takes effect after the current update, or in the middle of an evaluation, which the resumed run then repeats.
 
     If the run is finished, its summary is returned; unless the schedule is longer now: then the run goes on from its
     last checkpoint, as if it had had this schedule from the start. Events go to ``on_event``, by default the trainer's.
@@ -167,11 +185,7 @@ def fit(
                     if saved_update != trainer.updates:
                         save()
                     raise _interrupted(trainer, run) from None
-                is_best = numbers[metric] > progress.best_score
-                if is_best:
-                    progress.best_score, progress.best_update, progress.misses = numbers[metric], trainer.updates, 0
-                else:
-                    progress.misses += 1
+                is_best = progress.judge(numbers[metric], _loss_of(numbers), trainer.updates)
                 progress.next_evaluation = schedule.next_evaluation(reached)
                 progress.stopped = schedule.patience is not None and progress.misses >= schedule.patience
                 log(Event("evaluation", numbers))
@@ -229,6 +243,12 @@ def _measured(numbers: Any, metric: str, progress: _Progress) -> dict[str, float
     if math.isnan(numbers[metric]) and progress.best_score == -math.inf:
         raise InputError(f"evaluate returned NaN for {metric!r}: no weights could ever be kept as the best")
     return dict(numbers)
+
+
+def _loss_of(numbers: Mapping[str, Any]) -> float:
+    """The loss of an evaluation; infinite if it has none."""
+    loss = numbers.get("loss")
+    return math.inf if not isinstance(loss, int | float) or math.isnan(loss) else loss
 
 
 def _of_first(group: Processes, numbers: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
         target: str = "target",
         batch_size: int = 64,
         max_grad_norm: float | None = 1.0,
+        max_grad_value: float | None = None,
         decay: LearningRateDecay | None = None,
         scheduled_sampling: ScheduledSampling | None = None,
         ema_decay: float = 0.0,
@@ -100,7 +101,7 @@ class MLETrainer(BaseTrainer[MLEMetrics]):
     ):
         super().__init__(
             engine, data, optimizer, batch_size=batch_size, max_grad_norm=max_grad_norm, seed=seed, device=device,
-            clock=clock, on_event=on_event, ema_decay=ema_decay,
+            clock=clock, on_event=on_event, ema_decay=ema_decay, max_grad_value=max_grad_value,
         )  # fmt: skip
         if target not in self.data.columns:
             names = ", ".join(self.data.columns)

@@ -22,7 +22,12 @@ class PretrainSettings:
     epochs: int = option(100, "Maximum number of passes over the training data.", least=1, most=10**12)
     evaluate_every: int = option(1, "Epochs between evaluations on the validation data.", least=1)
     patience: int = option(10, "Stop after this many evaluations without improvement.", least=1)
-    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
+    max_grad_norm: float = option(
+        1.0, "Norm to which gradients are clipped; 0 for never.", least=0, most=1e30, formerly="clip"
+    )
+    max_grad_value: float = option(
+        0.0, "Absolute value to which each number of a gradient is clipped first; 0 for never.", least=0, most=1e30
+    )
     decay: float = option(
         1.0, "Factor by which the learning rate is multiplied every --decay-every epochs.", least=1e-9, most=1
     )
@@ -67,7 +72,12 @@ class FinetuneSettings:
     reward_weights: tuple[float, ...] = option(
         (), "A weight for each of several rewards, separated by commas. [default: 1 for each]"
     )
-    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm.", least=1e-9, most=1e30, formerly="clip")
+    max_grad_norm: float = option(
+        1.0, "Norm to which gradients are clipped; 0 for never.", least=0, most=1e30, formerly="clip"
+    )
+    max_grad_value: float = option(
+        0.0, "Absolute value to which each number of a gradient is clipped first; 0 for never.", least=0, most=1e30
+    )
     accumulate: int = option(1, "Batches whose gradients make one update.", least=1, most=10**9)
     micro_batch: int | None = option(
         None, "Contexts that are scored with a graph at a time, to save memory; none for a whole batch.", least=1

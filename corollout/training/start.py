@@ -25,12 +25,13 @@ from corollout.files import check_entries, digest_of, write_json
 from corollout.launch import ranks_here
 from corollout.policies import TreeHead, evaluation_mode
 from corollout.processes import processes
-from corollout.tasks.task import Evaluation, Task, find_task, open_task, reward_names
+from corollout.tasks.task import Evaluation, Metric, Task, find_task, open_task, reward_names
 from corollout.threads import available_cores, choose_threads, use_threads
 from corollout.training.base import BaseTrainer, load_policy, policy_module
 from corollout.training.extension import extended, finetuning_schedule, pretraining_schedule, require_resumable
 from corollout.training.finetuning import Trainer
 from corollout.training.imitation import TARGET
+from corollout.training.likelihood import mean_loss
 from corollout.training.loop import Schedule, fit
 from corollout.training.mle import LearningRateDecay, MLETrainer, ScheduledSampling
 from corollout.training.optimizers import make_adam, make_scheduler
@@ -97,7 +98,10 @@ def create_finetuning(
     data: Path | None = None,
     on_event: Callback = ignore,
 ) -> None:
-    """Create the directory of a fine-tuning that starts from the best weights of another run."""
+    """Create the directory of a fine-tuning that starts from the best weights of another run.
+
+    If these weights may be as bad as random ones, that is reported as a warning.
+    """
     _require_no_run(directory)
     parent = Run.open(start)
     if data is None:
@@ -111,6 +115,7 @@ def create_finetuning(
     if settings.kl_target is not None and not settings.kl:
         raise InputError("a target of the divergence needs a coefficient to start from: give --kl with --kl-target")
     weights, meta = read_weights(parent.best)
+    _warn_of_untrained(parent, spec.metric, on_event)
     config = {
         "task": parent.config["task"],
         "kind": "finetune",
@@ -130,6 +135,20 @@ def create_finetuning(
     config["machine"] = to_table(_with_threads(machine, training.trainer, on_event))
     config["inputs"] = _inputs(training, config)
     Run.create(directory, config, lambda folder: write_weights(folder / START, weights, meta)).close()
+
+
+def _warn_of_untrained(parent: Run, metric: Metric, on_event: Callback) -> None:
+    """Report a run in which no evaluation was better than any other."""
+    scores = [record.get(metric.key) for record in parent.records("evaluation")]
+    scores = [score for score in scores if isinstance(score, int | float)]
+    if scores and min(scores) == max(scores):
+        times = f"all {len(scores)} evaluations" if len(scores) > 1 else "its only evaluation"
+        on_event(
+            warning(
+                f"in {times} of {parent.directory} it had {metric.text(scores[0])}: its weights may be no better than "
+                f"random ones, from which fine-tuning may learn nothing; train it longer first"
+            )
+        )
 
 
 def _require_no_run(directory: Path) -> None:
@@ -242,7 +261,8 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
         task.mle_data,
         make_adam(policy_module(engine).parameters(), settings.learning_rate),
         batch_size=settings.batch_size,
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=settings.max_grad_norm or None,
+        max_grad_value=settings.max_grad_value or None,
         decay=LearningRateDecay(settings.decay, settings.decay_every),
         scheduled_sampling=ScheduledSampling(settings.scheduled_sampling, settings.scheduled_sampling_every),
         ema_decay=settings.ema_decay,
@@ -251,7 +271,15 @@ def _pretraining(config: dict[str, Any], tree: Path | None, where: str, on_event
         clock=settings.clock,
     )
     schedule = pretraining_schedule(settings)
-    return _Training(task, trainer, schedule, lambda: task.evaluate(engine, task.val).numbers(), stored)
+
+    def evaluate() -> dict[str, float]:
+        numbers, columns = task.evaluate(engine, task.val).numbers(), task.val.columns
+        if TARGET not in columns.columns:
+            return numbers
+        # The first epochs may solve nothing at all: then the loss says which weights are the best.
+        return {**numbers, "loss": mean_loss(engine, columns, TARGET, settings.batch_size, task.device)}
+
+    return _Training(task, trainer, schedule, evaluate, stored)
 
 
 def _finetuning(
@@ -279,7 +307,8 @@ def _finetuning(
         mle_weight=settings.mle_weight,
         mle_data=task.mle_data if settings.mle_weight and TARGET not in columns.columns else None,
         ema_decay=settings.ema_decay,
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=settings.max_grad_norm or None,
+        max_grad_value=settings.max_grad_value or None,
         seed=settings.seed,
         variance_decay=settings.variance_decay,
         device=task.device,

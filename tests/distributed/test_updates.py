@@ -23,7 +23,7 @@ IN_THREADS = [
 
 
 def check_job(folder: Path, size: int, which: str, cases: list[Case]) -> None:
-    done = torchrun(size, PROGRAM, folder, which, timeout=900)
+    done = torchrun(size, PROGRAM, folder, which, seconds=900)
     assert done.returncode == 0, done.stderr
     many = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
     for case in cases:

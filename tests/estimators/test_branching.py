@@ -10,7 +10,21 @@ from torch import Tensor
 
 from corollout import estimate_gradient
 from corollout.errors import InputError
-from corollout.estimators import ARM, ARS, BinaryTreeARSM, BinaryTreeDisARM, Branching, DisARM, Estimator, single
+from corollout.estimators import (
+    ARM,
+    ARS,
+    BinaryTreeARSM,
+    BinaryTreeDisARM,
+    Branching,
+    DisARM,
+    Estimator,
+    MonteCarlo,
+    Pairs,
+    Vine,
+    make_estimator,
+    single,
+)  # fmt: skip
+from corollout.estimators.estimator import options_of
 from corollout.noise import Noise, uniform
 from corollout.rollouts import Mains
 from corollout.trees import Tree
@@ -23,7 +37,11 @@ TREES: list[type[BinaryTreeARSM]] = [BinaryTreeARSM, BinaryTreeDisARM]
 
 
 def problem_of(kind: type[Branching]) -> Problem:
-    return Problem.make(vocab=6, length=4, seed=2) if kind is ARS else TreeProblem.of(UNBALANCED, length=4, seed=5)
+    return (
+        Problem.make(vocab=6, length=4, seed=2)
+        if kind in (ARS, Pairs)
+        else TreeProblem.of(UNBALANCED, length=4, seed=5)
+    )
 
 
 def planned(estimator: Branching, problem: Problem | None = None, batch: int = 30, seed: int = 2) -> tuple[Mains, Any]:
@@ -138,6 +156,76 @@ def test_greedy_options_are_obeyed(kind: type[Branching], options: dict[str, Any
     assert bool((plan.branches.greedy == (estimator.pseudo == "greedy")).all())
     assert len(plan.branches) > 0
     assert estimator.is_biased == bool(options)
+
+
+BRANCHING: list[tuple[Estimator, Problem]] = [
+    (ARS(), Problem.make(vocab=4, length=4, seed=2)),
+    (ARS(references=2, completions=2, samples=2), Problem.make(vocab=4, length=4, seed=2)),
+    (Pairs(per_step=5), Problem.make(vocab=4, length=4, seed=2)),
+    (MonteCarlo(completions=2), Problem.make(vocab=4, length=4, seed=2)),
+    (Vine(completions=2), Problem.make(vocab=4, length=4, seed=2)),
+    (ARM(), Problem.make(vocab=2, length=4, seed=2)),
+    (DisARM(), Problem.make(vocab=2, length=4, seed=2)),
+    (BinaryTreeARSM(completions=2), TreeProblem.of(UNBALANCED, length=3, seed=5)),
+    (BinaryTreeDisARM(), TreeProblem.of(UNBALANCED, length=3, seed=5)),
+]
+
+
+@pytest.mark.parametrize(("estimator", "problem"), BRANCHING, ids=lambda value: getattr(value, "label", ""))
+def test_own_noise_is_chosen_by_the_estimator(estimator: Any, problem: Problem):
+    """As by an engine that shares none, number for number; and the same branches as with shared noise."""
+    own = replace(estimator, noise="own")
+    assert own.label != estimator.label
+    assert own.label == make_estimator(f"{_name(estimator)}noise=own").label
+    (chosen, _), (engine_wide, _) = (
+        problem.estimates(own, 60, seed=4),
+        problem.estimates(estimator, 60, seed=4, share_noise=False),
+    )
+    assert torch.equal(chosen, engine_wide)
+    assert not torch.equal(chosen, problem.estimates(estimator, 60, seed=4)[0])
+    plans = []
+    for one in (estimator, own):
+        mains = problem.engine().sample(torch.zeros(60).long(), torch.arange(60), one.sampler, Noise(4)).trajectories
+        plans.append(one.plan(mains, Noise(4)).branches)
+    assert codes(plans[0]) == codes(plans[1])
+
+
+def _name(estimator: Any) -> str:
+    """The estimator's name with its options, open for another."""
+    options = {o: v for o in options_of(type(estimator)) if (v := getattr(estimator, o)) not in (None, "shared")}
+    return f"{estimator.names[0]}:" + "".join(f"{option}={value}," for option, value in options.items())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Pairs])
+@pytest.mark.parametrize("completions", [1, 2])
+def test_own_noise_is_independent_of_the_parents(kind: type[Branching], completions: int):
+    """With a policy to which prefixes make no difference, a branch with its parent's noise has its parent's tokens from
+    then on; one with its own agrees with them, and with other branches, as often as chance has it.
+    """
+    problem, batch = problem_of(kind), 300
+    with torch.no_grad():
+        problem.policy.table.copy_(problem.policy.table[0].clone())
+        if not issubclass(kind, BinaryTreeARSM):
+            problem.policy.table[:, 0] = -1e9  # no sequence ends
+    for noise in ("shared", "own"):
+        mains, plan = planned(kind(noise=noise, completions=completions), problem, batch)
+        branches = plan.branches
+        parents = mains.trajectories
+        done = problem.engine().complete(mains, branches, Noise(2)).sequences
+        last = problem.policy.length - 1
+        same_step = (branches.step < last) & (branches.copy == 0)
+        both = same_step & (done.lengths > last) & (parents.lengths[branches.parent] > last)
+        ours, theirs = done.tokens[both, last], parents.tokens[branches.parent[both], last]
+        agreed = (ours == theirs).double()
+        if noise == "shared":
+            assert bool(agreed.all())
+            continue
+        # The tokens of a parent's branches may agree by chance only: so may those of two of its branches.
+        chance = (ours.bincount() / len(ours)).square().sum()
+        assert len(ours) > 200
+        assert abs(agreed.mean() - chance) < 0.1
+        first, second = ours[:-1], ours[1:]
+        assert abs((first == second).double().mean() - chance) < 0.1
 
 
 # Trees

@@ -125,7 +125,7 @@ def test_unknown_names_are_refused(name: str):
         ("rloo", {"k": 8, "samples": 4}, "both the number 8 and samples = 4"),
         ("ars-2:references=3", {}, "both the number 2 and references = 3"),
         ("arsm:budget=7", {"budget": 8}, "budget = 7 and budget = 8"),
-        ("arsm", {"size": 3}, "arsm has no option 'size'; it has main, pseudo, completions"),
+        ("arsm", {"size": 3}, "arsm has no option 'size'; it has main, pseudo, noise, completions"),
         ("arm:references=3", {}, "arm has no option 'references'; it has samples"),
         ("arsm:budget", {}, "options of arsm are written as in arsm:budget=2000"),
         ("arsm:=3", {}, "options of arsm are written as in"),

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
+from corollout.estimators import ARS, Reinforce, make_estimator
 from corollout.events import ignore
 from corollout.experiments.curves import CAPTION_CURVES, KAREL_CURVES, choosing_methods, mean_over_seeds
 from corollout.experiments.demo import demo_sweep, run_demo
@@ -18,8 +21,12 @@ from corollout.experiments.settings import DemoSettings, SweepSettings
 from corollout.experiments.table1 import TABLE1, KarelData, make_data
 from corollout.experiments.table2 import TABLE2
 from corollout.reports.report import open_report
+from corollout.sweeps import sweep as sweep_module
 from corollout.sweeps.report import collect_results, sweep_report
 from corollout.sweeps.sweep import PLAN, Sweep, best_rates, open_sweep, rate_scores
+from corollout.tasks.karel.dataset import SPLITS
+from corollout.tasks.karel.dataset import KarelData as TaskData
+from corollout.tasks.task import open_task
 from corollout.training.runs import Run
 from tests.support.commands import reproduce, short_training
 from tests.support.pages import Page
@@ -99,6 +106,52 @@ def test_data_is_generated_once_and_files_of_the_user_are_only_read(tmp_path: Pa
     assert TABLE1.open(SweepSettings(out=out, scale="tiny", data=tmp_path / "data")).folder == tmp_path / "data"
     with pytest.raises(InputError, match="nothing to report"):
         TABLE1.run(SweepSettings(out=tmp_path / "nowhere", report_only=True))
+
+
+@pytest.fixture(scope="module")
+def public_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks in files that are called as the public ones are; larger than the model of the tiny scale reads."""
+    folder = tmp_path_factory.mktemp("mine")
+    make_data(folder, KarelData(train=24, val=8, test=9, shortest=16, longest=22, largest=9), ignore)
+    for split in SPLITS:
+        (folder / f"{split}.jsonl").rename(folder / f"{split}.json")
+        shutil.rmtree(folder / f"{split}.jsonl.cache")
+    return folder
+
+
+@pytest.mark.parametrize("experiment", [TABLE1, KAREL_CURVES], ids=lambda one: one.name)
+def test_files_of_the_user_are_described_and_the_model_is_made_large_enough(
+    experiment: SweepExperiment, public_files: Path, tmp_path: Path
+):
+    before = {path.name: path.read_bytes() for path in public_files.glob("*.json")}
+    out = tmp_path / "runs"
+    sweep = experiment.open(SweepSettings(out=out, scale="tiny", data=public_files))
+    assert sweep.folder == public_files
+    assert experiment.open(SweepSettings(out=out)).model == sweep.model
+    data = [TaskData.open(public_files / f"{split}.json") for split in SPLITS]
+    assert (sweep.model.largest_world, sweep.model.max_length) == (9, 1 + max(int(one.lengths.max()) for one in data))
+    assert Sweep.of_scale(experiment.spec, "paper", out, folder=str(public_files)).model.max_length == 50
+    task = open_task({**sweep.table(), "task": "karel", "data": {"folder": str(public_files)}})
+    engine = task.engine()
+    assert [len(task.evaluate(engine, task.split(split)).scores) for split in SPLITS] == [24, 8, 9]
+    assert {name: (public_files / name).read_bytes() for name in before} == before
+
+    sweep_module._make_data(sweep, ignore)
+    make_table(out, (0,), length=10.0, profiles={"rloo-8": CURVE_PROFILES["rloo-8"]}, rates=(3e-4,))
+    own = replace(sweep, grid=replace(sweep.grid, methods=("RLOO",), rates=(3e-4,), seeds=(0,)))
+    report = sweep_report(own, experiment.texts)
+    assert "learns from 24 tasks of train.json in mine" in report.lead
+    digests = [blake2b(before[f"{split}.json"], digest_size=20).hexdigest() for split in SPLITS]
+    table = next(table for table in report.tables if table.title == "Data")
+    expected = zip(SPLITS, (24, 8, 9), digests, strict=True)
+    assert table.rows == [[split, f"{split}.json", str(count), digest] for split, count, digest in expected]
+    files = json.loads((report.write(tmp_path / "report").parent / "manifest.json").read_text())["data_files"]
+    assert [(one["split"], one["examples"], one["digest"]) for one in files] == [
+        (split, int(count), digest) for split, _, count, digest in table.rows
+    ]
+    # Results of earlier versions do not say what their files were.
+    (out / "data.json").unlink()
+    assert "Data" not in [table.title for table in sweep_report(own, experiment.texts).tables]
 
 
 def test_files_of_the_user_in_the_output_folder_are_left_alone(tmp_path: Path):
@@ -190,6 +243,26 @@ def test_the_report_compares_at_equal_cost(tmp_path: Path):
     assert chosen[0][1:] == ["0", "0", "reinforce:baseline=fitted", "0.5"]
     assert chosen[1][1:] == ["0", "250", "set-8:baseline=fitted", "0.125"]
     assert len(chosen) == 2 * 3
+
+
+def test_the_paper_s_scale_has_the_authors_values(tmp_path: Path):
+    karel = Sweep.of_scale(TABLE1.spec, "paper", tmp_path)
+    assert [part.max_grad_norm for part in (karel.pretrain, karel.finetune)] == [0, 0]
+    assert (karel.finetune.batch_size, make_estimator(karel.estimator("REINFORCE"))) == (16, Reinforce("batch"))
+    assert "reinforce-baseline-batch-" in karel.run(0, "REINFORCE", 1e-5).name
+    captions = Sweep.of_scale(TABLE2.spec, "paper", tmp_path)
+    for part in (captions.pretrain, captions.finetune):
+        assert (part.max_grad_norm, part.max_grad_value) == (0, 0.1)
+    # Ten images with five main sentences each.
+    assert captions.finetune.batch_size == 10
+    softmax = {make_estimator(captions.estimator(method)).sampler.count for method in captions.grid.methods}
+    assert softmax == {5}
+    assert make_estimator(captions.estimator("ARS-20-own")) == ARS(references=20, noise="own", samples=5)
+    assert make_estimator(captions.estimator("BT-RF")) == Reinforce("batch", samples=5)
+    # The other scales are ours.
+    small = Sweep.of_scale(TABLE2.spec, "small", tmp_path)
+    assert (small.finetune.max_grad_norm, small.finetune.max_grad_value) == (1, 0)
+    assert [small.estimator(method) for method in TABLE2.spec.methods] == list(TABLE2.spec.methods.values())
 
 
 def test_one_seed_has_no_interval():

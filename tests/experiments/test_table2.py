@@ -9,12 +9,13 @@ import pytest
 
 from corollout.config import read_toml, write_toml
 from corollout.errors import InputError
+from corollout.estimators import ARS, BinaryTreeARSM, make_estimator
 from corollout.experiments.curves import CAPTION_CURVES
 from corollout.experiments.experiment import SweepExperiment
 from corollout.experiments.settings import SweepSettings, Table2Settings
 from corollout.experiments.table2 import TABLE2
 from corollout.reports.report import Figure, Report, open_report
-from corollout.sweeps.analysis import ROLLOUTS
+from corollout.sweeps.analysis import PAIRS, ROLLOUTS
 from corollout.sweeps.report import collect_results, sweep_report
 from corollout.sweeps.sweep import PLAN, Sweep, open_sweep
 from corollout.trees import load_tree
@@ -23,7 +24,7 @@ from tests.support.pages import Page
 from tests.support.synthetic_runs import CAPTION_PROFILES, make_table, sequences
 
 SPEC = TABLE2.spec
-METHODS = ("SC", "ARS-5", "ARSM")
+METHODS = ("SC", "ARS-5", "ARSM", "ARS-5-own")
 FIGURES = {"figure", "figure-tokens", "figure-updates", "rollouts-updates", "rollouts-steps", "rollouts-cider"}
 
 
@@ -58,11 +59,12 @@ def test_the_report_has_every_measure_and_every_figure(tmp_path: Path):
     own = table_of(report, "All measures, test")
     assert [own["SC"][f"paper {name}"] for name in ("CIDEr", "B4", "B1", "ROUGE")] == ["106.5", "32.3", "75.6", "54.6"]
     assert (own["ARS-5"]["paper CIDEr"], own["ARS-5"]["paper B4"]) == ("106.1", "–")
+    assert own["ARS-5-own"]["paper CIDEr"] == "106.1"  # the paper's rollouts have noise of their own
     assert table_of(report, "CIDEr-D")["MLE"]["paper: CIDEr"] == "93.3"
 
     decline = table_of(report, "Rollouts along training")
-    assert list(decline) == ["ARS-5", "ARSM"]
-    assert (decline["ARS-5"]["K"], decline["ARSM"]["K"]) == ("5", "V")
+    assert list(decline) == ["ARS-5", "ARSM", "ARS-5-own"]
+    assert (decline["ARS-5"]["K"], decline["ARSM"]["K"], decline["ARS-5-own"]["K"]) == ("5", "V", "5")
     assert float(decline["ARS-5"]["first tenth"]) > 2 * float(decline["ARS-5"]["last tenth"])
     adaptive = table_of(report, "Rollouts and CIDEr-D of a sentence")["ARSM"]
     scores, lengths, rollouts = (np.array(measured["ARSM"][key]) for key in ("scores", "lengths", "rollouts"))
@@ -107,6 +109,11 @@ def test_which_models_are_trained_and_whose_rollouts_are_counted(tmp_path: Path)
     assert sweep.runs == 2 * (2 + 2)
     sweep = Sweep.of_scale(SPEC, "tiny", tmp_path, methods=["SC", "ARS-1", "RLOO", "ARSM"])
     assert list(ROLLOUTS.methods(sweep)) == ["ARS-1", "ARSM"]  # whose rollouts adapt
+    sweep = Sweep.of_scale(SPEC, "tiny", tmp_path)
+    assert list(PAIRS.methods(sweep)) == ["BT-ARSM", "BT-DisARM"]  # whose rollouts are the same
+    assert make_estimator(SPEC.methods["BT-ARSM-own"]) == BinaryTreeARSM(noise="own")
+    assert make_estimator(SPEC.methods["ARS-20-own"]) == ARS(references=20, noise="own")
+    assert SPEC.start("BT-ARSM-own") == "tree_DIS"
 
 
 @pytest.mark.prove

@@ -228,6 +228,7 @@ def completed(policy: Any, share_noise: bool, max_rows: int) -> Sequences:
         torch.randint(0, 300, parent.shape),
         greedy=torch.rand(len(parent)) < 0.3,
         copy=torch.randint(0, 2, parent.shape),
+        own_noise=torch.rand(len(parent)) < 0.3,
     )
     return engine.complete(mains, branches, Noise(4)).sequences
 

@@ -5,7 +5,7 @@ walk down the tree.
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -202,18 +202,20 @@ def test_an_example_is_treated_alike_in_any_batch_and_order(case: Case, mode: An
 # Branches
 
 
-@pytest.mark.parametrize("share_noise", [True, False])
-def test_completions_equal_those_of_the_slow_twin(case: Case, share_noise: bool):
+@pytest.mark.parametrize(("share_noise", "some_own"), [(True, False), (True, True), (False, False)])
+def test_completions_equal_those_of_the_slow_twin(case: Case, share_noise: bool, some_own: bool):
     noise, engine = Noise(5), case.engine(share_noise=share_noise)
     mains = case.sample(engine, torch.arange(4), Sampler("sample", 2), noise)
     parents = mains.trajectories
     branches = Branches.join(all_branches(mains, 5, copies=2), all_branches(mains, 5, greedy=True))
+    if some_own:
+        branches = replace(branches, own_noise=(branches.parent + branches.step + branches.copy) % 2 == 0)
     done = engine.complete(mains, branches, noise)
     expected = []
     for i in range(len(branches)):
         parent, step, token, copy = (int(x[i]) for x in (branches.parent, branches.step, branches.token, branches.copy))
         example, sample = parents.examples[parent : parent + 1], parents.samples[parent : parent + 1]
-        if not share_noise:
+        if not share_noise or branches.own_noise[i]:
             key = noise.keys(example, BRANCH, sample, step, token, copy)[0]
         elif copy == 0:
             key = parents.keys[parent]

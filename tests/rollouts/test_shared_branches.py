@@ -85,7 +85,7 @@ def test_branches_that_met_may_all_differ_later(case: PolicyCase):
     tokens = mains.trajectories.tokens[parent, 0]
     copies = torch.arange(2).repeat_interleave(len(parent) // 2)
     zeros = torch.zeros_like(parent)
-    every = Branches(parent.flip(0), zeros, tokens.flip(0), copies.flip(0), zeros.bool())
+    every = Branches(parent.flip(0), zeros, tokens.flip(0), copies.flip(0), zeros.bool(), zeros.bool())
     done = rows_of(engine.complete(mains, every, NOISE).sequences)
     alone = [engine.complete(mains, every.select(torch.tensor([i])), NOISE) for i in range(len(every))]
     assert done == [rows_of(one.sequences)[0] for one in alone]

@@ -38,9 +38,11 @@ ESTIMATORS: list[Estimator] = [
     ARS(budget=3, budget_per="example"),
     ARS(budget=20, completions=2, samples=2),
     ARS(draws=3),
+    ARS(references=2, completions=2, noise="own"),
     ARS(references=2, draws=2, samples=2, budget=2, budget_per="example"),
     ARM(samples=2),
     DisARM(samples=2),
+    DisARM(noise="own"),
     Reinforce(),
     Reinforce(samples=3),
     Reinforce(baseline="batch"),
@@ -52,6 +54,7 @@ ESTIMATORS: list[Estimator] = [
     MonteCarlo(completions=0),
     MonteCarlo(completions=1, samples=2),
     MonteCarlo(completions=3),
+    MonteCarlo(completions=1, noise="own"),
     Pairs(),
     Pairs(per_step=100, samples=2, completions=2),
     Pairs(budget=2, budget_per="example"),
@@ -70,6 +73,7 @@ ESTIMATORS: list[Estimator] = [
     GRPO(samples=3),
     Vine(completions=1),
     Vine(completions=2, samples=3),
+    Vine(completions=1, noise="own"),
 ]
 ON_TREES: list[Estimator] = [
     BinaryTreeARSM(),
@@ -80,7 +84,7 @@ ON_TREES: list[Estimator] = [
     BinaryTreeARSM(budget=20, completions=2, samples=2),
     BinaryTreeDisARM(),
     BinaryTreeDisARM(samples=3, completions=2),
-    BinaryTreeDisARM(budget=15),
+    BinaryTreeDisARM(budget=15, noise="own"),
     Reinforce(samples=2),
     RLOO(samples=3),
     BeamExpectation(size=5),
@@ -105,7 +109,8 @@ ON_TREES: list[Estimator] = [
 def agrees(
     estimator: Estimator, skip: float = 0.0, masked: bool = False, on_tree: bool = False, contexts: int = 12
 ) -> bool:
-    """Whether the plan's gradient equals the formula, with random rewards for all branches.
+    """Whether the plan's gradient equals the formula, with random rewards for all branches, and its sampled branches
+    have noise as the estimator says.
 
     ``skip`` is the fraction of rewards that are skipped (NaN).
     """
@@ -123,4 +128,6 @@ def agrees(
     rewards = torch.cat([world.mains, torch.tensor(branch_rewards, dtype=torch.float64)])
     formula = next(f for kind, f in FORMULAS if isinstance(estimator, kind))
     gradient = plan.gradient(rewards, world.logits)
-    return torch.allclose(gradient, formula(estimator, world, noise), rtol=1e-6, atol=1e-8)
+    own_noise = plan.branches.own_noise[~plan.branches.greedy]
+    noise_agrees = bool((own_noise == (getattr(estimator, "noise", "shared") == "own")).all())
+    return noise_agrees and torch.allclose(gradient, formula(estimator, world, noise), rtol=1e-6, atol=1e-8)

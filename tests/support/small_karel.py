@@ -19,7 +19,8 @@ _runs: list[Path] = []
 
 
 def small_run(factory: pytest.TempPathFactory) -> Path:
-    """The directory of the run, the same for all tests of a session; its last weights are better than its best ones."""
+    """The directory of the run, the same for all tests of a session; none of its weights solve a new task, so
+    that its best ones are those with the least loss on new tasks, and its last ones know more of the old tasks."""
     if not _runs:
         data = factory.mktemp("small_karel")
         make_data(data, DATA, workers=1)

@@ -58,7 +58,7 @@ def analysis(**names: str) -> Analysis:
     """Counts the letters of estimators, in worker processes."""
 
     def arguments(sweep: Sweep, method: str) -> dict[str, Any]:
-        return {"text": names.get(method, sweep.spec.methods[method])}
+        return {"text": names.get(method, sweep.estimator(method))}
 
     work = "tests.sweeps.test_sweep:count_letters"
     return Analysis("letters", "letters.json", work, lambda sweep: sweep.grid.methods, arguments)

@@ -104,7 +104,7 @@ def test_evaluations_and_the_best_weights(tmp_path: Path):
 def test_a_folder_is_enough(tmp_path: Path):
     schedule = Schedule("updates", 8, 2, patience=2)
     with pytest.raises(Interrupted):
-        fit(make_trainer(), tmp_path / "run", schedule, Scores(0.1), "score", on_event=signal_after_four)
+        fit(make_trainer(), tmp_path / "run", schedule, Scores(0.2, 0.1), "score", on_event=signal_after_four)
     summary = fit(make_trainer(), str(tmp_path / "run"), schedule, Scores(0.1), "score")
     assert (summary["updates"], summary["stopped_early"], summary["best_update"]) == (4, True, 0)
     assert fit(make_trainer(), tmp_path / "run", schedule, Scores(0.1), "score") == summary
@@ -150,7 +150,88 @@ def test_every_unit_ends_a_training(tmp_path: Path, unit: Any):
 def test_patience_ends_a_training(tmp_path: Path):
     schedule = Schedule("updates", 50, 2, patience=2)
     summary = fit_in(tmp_path / "run", schedule, evaluate=Scores(0.1, 0.3, 0.3, 0.2, 0.9))
-    assert (summary["updates"], summary["best_update"], summary["stopped_early"]) == (6, 2, True)
+    assert (summary["updates"], summary["best_update"], summary["stopped_early"]) == (6, 4, True)
+
+
+def test_of_equal_scores_the_later_weights_are_the_best(tmp_path: Path):
+    """Also if the run is interrupted in between."""
+    schedule = Schedule("updates", 8, 2)
+    with pytest.raises(Interrupted):
+        fit_in(tmp_path / "run", schedule, evaluate=Scores(0.1, 0.3), on_event=interrupt_after_four)
+    summary = fit_in(tmp_path / "run", schedule, evaluate=Scores(0.3, 0.3, 0.2))
+    assert (summary["best_update"], summary["best_score"], summary["misses"]) == (6, 0.3, 3)
+    trainer = make_trainer()
+    list(trainer.run(updates=6))
+    best, meta = read_weights(Run.open(tmp_path / "run").best)
+    assert meta["update"] == "6"
+    assert all(torch.equal(best[name], tensor) for name, tensor in trainer.policy.state_dict().items())
+
+
+class Losses(Scores):
+    """Evaluations with given losses besides."""
+
+    def __init__(self, scores: list[float], losses: list[float]):
+        super().__init__(*scores)
+        self.losses = losses
+
+    def __call__(self) -> dict[str, float]:
+        numbers = super().__call__()
+        return {**numbers, "loss": self.losses[min(self.calls, len(self.losses)) - 1]}
+
+
+# Scores and losses of the evaluations at 0, 2, 4, 6, 8; the best update.
+KEPT = [
+    ([0.0], [3.0, 2.0, 1.0, 1.5, 1.2], 4),  # the score never changes: the least loss
+    ([0.0], [3.0, 2.0, 2.0, 2.5, 2.0], 8),  # the last of those with the least loss
+    ([0.0], [3.0, math.inf, 2.0, math.inf, 2.5], 4),
+    ([0.0, 0.0, 0.0, 0.1, 0.1], [3.0, 1.0, 2.0, 2.5, 2.8], 8),  # from the first change on only the score counts
+    ([0.2, 0.2, 0.1, 0.2, 0.1], [3.0, 1.0, 2.0, 2.5, 2.8], 6),
+    ([0.2, 0.1, 0.1, 0.1, 0.1], [3.0, 1.0, 0.5, 0.1, 0.0], 0),
+]
+
+
+@pytest.mark.parametrize(("scores", "losses", "best"), KEPT)
+def test_the_loss_decides_as_long_as_the_score_has_never_changed(
+    tmp_path: Path, scores: list[float], losses: list[float], best: int
+):
+    """And an interrupted run, which reads what it knew from its checkpoint, decides alike."""
+    schedule, evaluation = Schedule("updates", 8, 2), Losses(scores, losses)
+    assert fit_in(tmp_path / "whole", schedule, evaluate=Losses(scores, losses))["best_update"] == best
+    with pytest.raises(Interrupted):
+        fit_in(tmp_path / "run", schedule, evaluate=evaluation, on_event=interrupt_after_four)
+    assert evaluation.calls == 2  # the one after update 4 was interrupted
+    assert fit_in(tmp_path / "run", schedule, evaluate=evaluation)["best_update"] == best
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    assert Run.open(tmp_path / "run").best.read_bytes() == Run.open(tmp_path / "whole").best.read_bytes()
+
+
+@pytest.mark.parametrize("loss", [math.nan, None])
+def test_without_a_loss_the_later_weights_are_the_best(tmp_path: Path, loss: float | None):
+    evaluate = partial(dict, score=0.0, **({} if loss is None else {"loss": loss}))
+    assert fit_in(tmp_path / "run", Schedule("updates", 4, 2), evaluate=evaluate)["best_update"] == 4
+
+
+def test_patience_is_not_tried_as_long_as_the_score_has_never_changed(tmp_path: Path):
+    schedule = Schedule("updates", 14, 2, patience=2)
+    assert not fit_in(tmp_path / "same", schedule, evaluate=Scores(0.0))["stopped_early"]
+    late = fit_in(tmp_path / "late", schedule, evaluate=Scores(0.0, 0.0, 0.0, 0.0, 0.1, 0.1, 0.1))
+    assert (late["updates"], late["best_update"], late["stopped_early"]) == (12, 12, True)
+    worse = fit_in(tmp_path / "worse", schedule, evaluate=Scores(0.2, 0.1))
+    assert (worse["updates"], worse["best_update"]) == (4, 0)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_continued(tmp_path: Path):
+    """It does not know whether the score ever changed, nor the loss."""
+    schedule = Schedule("updates", 8, 2, patience=3)
+    with pytest.raises(Interrupted):
+        fit_in(tmp_path / "run", schedule, evaluate=Scores(0.1, 0.3, 0.2), on_event=interrupt_after_four)
+    with Run.open(tmp_path / "run", resume=True) as run:
+        update, state = run.load() or (0, State())
+        for name in ("lowest_score", "best_loss"):
+            del state.values["progress"][name]
+        run.save(update, state)
+    summary = fit_in(tmp_path / "run", schedule, evaluate=Scores(0.3, 0.1, 0.2))
+    assert (summary["best_update"], summary["best_score"], summary["misses"]) == (4, 0.3, 2)
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -17,7 +17,7 @@ from corollout.training.checkpoints import State
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import divides_gradients, make_adam
 from corollout.training.running_variance import WIDTH, GradientSketch, RunningVariance
-from tests.support.small_task import VOCAB, make_policy, make_trainer, weights
+from tests.support.small_task import VOCAB, make_mle_trainer, make_policy, make_trainer, weights
 
 SHAPES = [(300, 700), (41,), (3, 5, 7), (1,), (2, 40_000)]
 
@@ -257,3 +257,30 @@ def test_an_optimiser_that_divides_gradients_clips_them_as_plain_operations_do(n
         assert not hasattr(optimizer, "grad_scale")
         results.append(weights(policy))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("most_norm", [None, 1.0, 100.0])
+@pytest.mark.parametrize("most_value", [None, 0.1, 100.0])
+def test_values_are_clipped_as_pytorch_does_it_and_then_the_norm(most_value: float | None, most_norm: float | None):
+    policy, plain = make_policy().float(), make_policy().float()
+    trainer = make_mle_trainer(policy, max_grad_value=most_value, max_grad_norm=most_norm)
+    for p, q in zip(policy.parameters(), plain.parameters(), strict=True):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+        q.grad = p.grad.clone()
+    before = flat_gradient(policy.parameters())
+    norm = trainer.clip_gradients()
+    assert norm == pytest.approx(float(before.norm()))
+    if most_value is not None:
+        torch.nn.utils.clip_grad_value_(plain.parameters(), most_value)
+    if most_norm is not None:
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), most_norm)
+    expected = flat_gradient(plain.parameters())
+    torch.testing.assert_close(flat_gradient(policy.parameters()), expected, rtol=1e-6, atol=1e-9)
+    assert torch.equal(expected, before) == (most_value != 0.1 and most_norm != 1.0)
+
+
+def test_a_value_that_clips_is_counted():
+    trainer = make_trainer(max_grad_norm=None, max_grad_value=1e-4)
+    assert {trainer.step().clipped for _ in range(3)} == {1.0}
+    loose = make_trainer(max_grad_norm=None, max_grad_value=1e4)
+    assert {loose.step().clipped for _ in range(3)} == {0.0}

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from corollout.data import Columns
 from corollout.errors import InputError
 from corollout.noise import MAIN, race
-from corollout.policies import RecurrentPolicy, TreeHead, read_out
+from corollout.policies import RecurrentPolicy, TreeHead, evaluation_mode, read_out
 from corollout.training import MLETrainer, evaluate, pretrain
 from corollout.training.base import SCHEDULED_SAMPLING, flat_gradient
+from corollout.training.likelihood import mean_loss
 from corollout.training.mle import LearningRateDecay, ScheduledSampling
 from corollout.trees import huffman_tree
 from tests.support.head_reference import plain_log_prob, plain_walk
@@ -297,3 +298,25 @@ def test_states_with_and_without_an_average_do_not_mix():
         plain.load_state(averaging.state())
     with pytest.raises(InputError, match=r"without a moving average .* ema_decay is 0\.9"):
         averaging.load_state(plain.state())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_of_a_data_set_is_the_mean_over_its_tokens(name: str):
+    """Token by token, in evaluation mode; with no gradient, and for batches of any size."""
+    case = policy_case(name)
+    engine, policy = case.engine(), case.policy
+    targets = [[1, 2, 3], [], [4, 4], [2] * 20, [3], [1, 1, 4]]
+    data = Columns(context=case.context, target=targets)
+    policy.train()
+    total, count = 0.0, 0
+    for i, target in enumerate(targets):
+        tokens = torch.tensor([[*target, case.eos][: case.length]])
+        inputs = torch.cat([torch.tensor([[case.bos]]), tokens[:, :-1]], 1)
+        with torch.no_grad(), evaluation_mode(policy):
+            outputs = policy.score(policy.encode(case.context[i : i + 1]), inputs)
+            total -= float(engine.head.log_probs(engine.head.logits(outputs, tokens), tokens).sum())
+        count += tokens.shape[1]
+    for batch_size in (1, 4, 100):
+        assert mean_loss(engine, data, "target", batch_size, "cpu") == pytest.approx(total / count, rel=1e-9)
+    assert policy.training
+    assert all(p.grad is None for p in policy.parameters())

@@ -9,10 +9,11 @@ import pytest
 from corollout.events import Event
 from corollout.folders import FolderLock
 from corollout.training.run_weights import open_run
+from corollout.training.runs import Run
 from corollout.training.settings import FinetuneSettings, MachineSettings
 from corollout.training.start import create_finetuning, resume_run
 from corollout.weights import read_weights, write_weights
-from tests.support.commands import output, refusal
+from tests.support.commands import invoke, output, refusal
 from tests.support.errors import refused
 from tests.support.small_karel import small_run
 
@@ -152,3 +153,29 @@ def test_damaged_files_of_a_run_are_refused(tmp_path: Path, finished: Path, name
             said.append(refusal(*command, run))
     assert said
     assert all(str(run) in text or "task" in text for text in said)
+
+
+def test_weights_that_solve_nothing_are_kept_by_their_loss(start: Path):
+    """The best weights of a pre-training without any Generalization are not the random ones that it began with."""
+    run = Run.open(start)
+    evaluations = run.records("evaluation")
+    assert {record["generalization"] for record in evaluations} == {0.0}
+    losses = {record["update"]: record["loss"] for record in evaluations}
+    best = int(read_weights(run.best)[1]["update"])
+    assert losses[best] == min(losses.values()) < losses[0]
+
+
+def test_starting_from_weights_that_solve_nothing_is_reported(tmp_path: Path, start: Path):
+    events: list[Event] = []
+    create_finetuning(tmp_path / "run", start, SETTINGS, MachineSettings(), on_event=events.append)
+    (text,) = (event.record["text"] for event in events if event.kind == "warning")
+    count = len(Run.open(start).records("evaluation"))
+    assert f"in all {count} evaluations of {start} it had Generalization 0.0 %" in text
+    shutil.copytree(start, tmp_path / "start")
+    metrics = tmp_path / "start" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"generalization": 0.0', '"generalization": 0.5', 1))
+    events.clear()
+    create_finetuning(tmp_path / "other", tmp_path / "start", SETTINGS, MachineSettings(), on_event=events.append)
+    assert "warning" not in {event.kind for event in events}
+    shown = invoke("finetune", start, "--out", tmp_path / "shown", "--budget", 1, "--unit", "updates")
+    assert f"in all {count} evaluations" in shown.stderr

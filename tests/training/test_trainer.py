@@ -235,6 +235,7 @@ class WithoutParameters:
             "at least one example, but the data set is empty",
         ),
         ({"max_grad_norm": 0.0}, "max_grad_norm .*, not 0.0"),
+        ({"max_grad_value": 0.0}, "max_grad_value .*, not 0.0"),
         ({"max_grad_norm": -1.0}, "max_grad_norm .*, not -1.0"),
         ({"max_grad_norm": math.nan}, "max_grad_norm .*, not nan"),
         ({"seed": True}, "the seed must be a whole number"),

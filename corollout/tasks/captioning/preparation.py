@@ -52,7 +52,7 @@ def prepare(
     with new_folder(out, META) as folder:
         images, rows, counts = _choose(captions, features, settings, skip_bad, on_event)
         names = [captions.names[image] for image in images.tolist()]
-        arrays, vocabulary = _with_vocabulary(captions, images, counts["train"], settings.more_than)
+        arrays, vocabulary = _with_vocabulary(captions, images, counts["train"], settings)
         vocabulary.save(folder / "vocabulary.txt")
         write_file(folder / "names.txt", "".join(f"{name}\n" for name in names))
         np.save(folder / "ids.npy", image_ids(names))
@@ -151,14 +151,15 @@ def _held_out(splits: np.ndarray, names: list[str], settings: PreparationSetting
 
 
 def _with_vocabulary(
-    captions: Captions, images: np.ndarray, train: int, more_than: int
+    captions: Captions, images: np.ndarray, train: int, settings: PreparationSettings
 ) -> tuple[CaptionArrays, Vocabulary]:
-    """The captions with the ids of a vocabulary, and the vocabulary, counted on the first ``train`` images."""
+    """The captions with the ids of a vocabulary, and the vocabulary; the first ``train`` images are those to train."""
     arrays, words = captions.arrays.take(images), captions.words
-    learnt = arrays.tokens[: arrays.captions[arrays.images[train]]]
+    counted = len(images) if settings.count_words == "all" else train
+    learnt = arrays.tokens[: arrays.captions[arrays.images[counted]]]
     counts = np.bincount(learnt, minlength=len(words)).tolist()
     known = {words[word]: counts[word] for word in np.unique(arrays.tokens).tolist()}
-    vocabulary = Vocabulary.from_counts(known, more_than)
+    vocabulary = Vocabulary.from_counts(known, settings.more_than)
     ids = np.array(vocabulary.encode(words), np.int32)
     return replace(arrays, tokens=ids[arrays.tokens]), vocabulary
 

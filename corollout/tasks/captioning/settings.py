@@ -33,7 +33,10 @@ class ModelSettings:
 class PreparationSettings:
     """How captions become a data set."""
 
-    more_than: int = option(5, "Learn words that occur more often than this in the training captions.", least=0)
+    more_than: int = option(5, "Learn words that occur more often than this in the captions that are counted.", least=0)
+    count_words: Literal["train", "all"] = option(
+        "train", "Captions whose words are counted: those of training images, or of all, as the paper's authors do."
+    )
     longest: int = option(16, "Cut training targets after this many words.", least=1)
     hold_out: int = option(0, "Move this many training images to val, and val to test.", least=0)
     data_seed: int = option(0, "Seed of generated scenes and of the images held out.", flags=("--seed",))

@@ -38,7 +38,7 @@ class Vocabulary:
         ordered = sorted(counts.keys() - {END_WORD, UNKNOWN_WORD}, key=lambda word: (-counts[word], word))
         frequent = sum(counts[word] > more_than for word in ordered)
         if frequent == 0:
-            rare = f"no word occurs more than {more_than} times in the training captions"
+            rare = f"no word occurs more than {more_than} times in the captions that are counted"
             raise InputError(f"{rare}: choose a smaller --more-than")
         return cls((END_WORD, *ordered[:frequent], UNKNOWN_WORD, *ordered[frequent:]), frequent + 2)
 

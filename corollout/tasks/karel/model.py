@@ -21,7 +21,7 @@ from torch.nn.functional import relu
 
 from corollout.numba_cache import numba
 from corollout.policies.lstm import Cell, Input, lstm_levels, lstm_step, unread_product
-from corollout.policies.protocol import select
+from corollout.policies.protocol import GraphSizes, select
 from corollout.policies.read_out import ReadOut
 from corollout.prefix_tree import PrefixTree
 from corollout.tasks.karel.grammar import Grammar, GrammarState
@@ -31,6 +31,12 @@ from corollout.tasks.karel.language import TOKENS
 CHANNELS = 16
 MOST_SHOWN = 10  # markers on a cell; a picture shows more as this many
 State = tuple["Constants", tuple[tuple[Tensor, Tensor], ...], GrammarState | None, "Gates"]
+
+
+# A graph has about so many numbers for each that is in a state, or in the picture of a pair after the convolutions; as
+# many of both as need about so many bytes. At the paper's sizes only a beam exceeds that.
+_COPIES = 16
+_GRAPH_BYTES = 1_200_000_000
 
 
 def pictures(grids: Grids) -> np.ndarray:
@@ -309,6 +315,14 @@ class KarelPolicy(nn.Module):
             known.append(Cell(*(part[rows] for part in parts)))
         inputs = memory.inputs(tree.context, tree.token)
         return self._run(inputs, pairs, tree.parent, tree.sizes, known)
+
+    def graph_sizes(self, context: UInt8[Tensor, "row pair 2 side side"]) -> GraphSizes:
+        """How many tokens a graph may have, and how many of them the encoding of a context is worth."""
+        rows, pairs = context.shape[:2]
+        size = self.first.element_size() * pairs
+        token = size * _COPIES * len(self.first) * self.hidden
+        picture = size * _COPIES * self.encoder.output.in_features
+        return GraphSizes([-(-picture // token)] * rows, max(1, _GRAPH_BYTES // token))
 
     def read_out(self, tree: PrefixTree) -> ReadOut:
         return ReadOut(self.output.weight, self.output.bias, self._allowed(tree))

@@ -17,7 +17,7 @@ from corollout.tasks.karel.model import KarelPolicy, pictures
 from corollout.tasks.karel.settings import ModelSettings
 from corollout.tasks.karel.spec import KAREL
 from corollout.tasks.karel.view import KarelView
-from corollout.tasks.task import Task
+from corollout.tasks.task import DataFile, Task
 
 
 class ShownPairs:
@@ -79,6 +79,16 @@ class KarelTask(Task):
         paths = [find_file(self.folder, name) for name in ("train", "val")]
         with os_errors(f"read the data in {self.folder}"):
             return digest_of(file_digest(path).encode() for path in paths if path is not None)
+
+    def data_files(self) -> list[DataFile]:
+        files = []
+        for split in SPLITS:
+            path = None if self.folder is None else find_file(self.folder, split)
+            if path is not None:
+                with os_errors(f"read {path}"):
+                    digest = file_digest(path)
+                files.append(DataFile(split, path.name, len(KarelData.open(path, on_event=self.on_event)), digest))
+        return files
 
     def engine(self, seed: int = 0) -> Engine:
         torch.manual_seed(seed)

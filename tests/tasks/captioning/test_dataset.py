@@ -5,6 +5,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,21 @@ def test_a_data_set_is_what_a_plain_program_makes_of_the_files(made: CaptionData
             assert references == said[number]
             labels = [[word if word in frequent else "<unk>" for word in caption[:4]] for caption in said[number]]
             assert [[made.vocabulary.words[token] for token in caption] for caption in split.labels[image]] == labels
+
+
+def test_words_of_all_captions_may_be_counted(tmp_path: Path):
+    """As the paper's authors count them."""
+    names, read = small(tmp_path, 3, val=8, test=4)
+    vocabularies = []
+    for choice, images in (("train", range(3)), ("all", range(15))):
+        settings = replace(SETTINGS, count_words=choice)
+        data = prepare(read, table(names), tmp_path / choice, settings)
+        counts = Counter(word for number in images for text in sentences(number) for word in tokenize(text))
+        frequent = sorted((word for word in counts if counts[word] > 2), key=lambda word: (-counts[word], word))
+        assert data.vocabulary.words[1 : data.vocabulary.size - 1] == tuple(frequent)
+        assert data.meta["count_words"] == choice
+        vocabularies.append(set(frequent))
+    assert vocabularies[0] < vocabularies[1]
 
 
 def test_a_column_has_every_caption(made: CaptionData):

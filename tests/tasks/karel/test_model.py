@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from corollout.data import Columns
 from corollout.noise import Noise
 from corollout.policies import concat, detach, score_by_steps, select
+from corollout.policies.protocol import GraphSizes
 from corollout.rewards import Reward
 from corollout.rollouts import Engine
 from corollout.tasks.karel.dataset import KarelData
@@ -263,3 +264,44 @@ def test_the_maximum_of_pairs_is_that_of_pytorch_and_gives_its_gradient_to_the_f
     first = (x == expected.values[:, None]).int().argmax(1)
     first[3, 5], first[4, 6] = 2, 0
     assert torch.equal(gradient, torch.zeros_like(x).scatter(1, first[:, None], outer[:, None]))
+
+
+@pytest.mark.parametrize("estimator", ["rl-beam-8", "rloo-4", "rloo-3:baseline=fitted", "arsm"])
+@pytest.mark.parametrize("most", [1, 12, 40])
+def test_large_graphs_are_cut_and_the_gradient_is_the_same(
+    columns: Columns, estimator: str, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    """No graph has more tokens than the policy wants, but for a single sequence or context."""
+    batch, gradients = columns.batch(range(5)), []
+    policy = small()
+    size = policy.graph_sizes(batch.context)
+    assert (len(size.contexts), size.most > 10**5) == (5, True)
+    hidden_states, sizes = policy.hidden_states, []
+    for graph in (GraphSizes([0] * 5, 10**6), GraphSizes([0] * 5, most)):
+        sizes.clear()
+        monkeypatch.setattr(policy, "graph_sizes", lambda context, graph=graph: graph)
+        monkeypatch.setattr(
+            policy, "hidden_states", lambda memory, tree: sizes.append(len(tree)) or hidden_states(memory, tree)
+        )
+        engine = Engine(policy, bos=START, eos=END, max_length=6)
+        policy.zero_grad(set_to_none=True)
+        done = estimate(engine, batch, variety, estimator, Noise(1))
+        scored = len(sizes)
+        done.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    assert bool(gradients[0].any())
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-12)
+    graphs = sizes[scored:]
+    assert len(graphs) > 1 or most == 40
+    assert max(graphs, default=0) <= max(most, 6)  # a sequence of six tokens
+
+
+def test_at_the_paper_s_sizes_only_beams_are_cut():
+    """Batches of 16 tasks with programs of up to 50 tokens."""
+    sizes = KarelPolicy(max_length=50).graph_sizes(torch.zeros(16, PAIRS, 2, 18, 18, dtype=torch.uint8))
+
+    def fits(count: int) -> bool:
+        return sum(sizes.contexts) + 16 * count * 50 <= sizes.most
+
+    assert [fits(count) for count in (1, 8, 64)] == [True, True, False]
+    assert 64 * 50 + max(sizes.contexts) < sizes.most  # a context is not
