@@ -62,6 +62,7 @@ def test_three_processes_hear_the_same(tmp_path: Path) -> None:
     assert sums[6] == ["torch.int64", [float(2**60 // 3 * 3 + 3)] * 2]
 
 
+@pytest.mark.prove
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     code, _, results = talk(tmp_path, 3, "killed")
     assert code != 0

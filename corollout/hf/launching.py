@@ -52,7 +52,7 @@ def _is_set(name: str) -> bool:
 
 
 class Exchange(TrainerCallback):
-    """Has weights gathered after each step of the optimizer."""
+    """Has weights gathered whenever the optimizer, or a checkpoint, has changed them."""
 
     def __init__(self, replica: Replica):
         self._replica = replica
@@ -65,3 +65,6 @@ class Exchange(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._replica.gather()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._replica.gather()  # load_best_model_at_end has changed them

@@ -20,6 +20,7 @@ from corollout.training.agreement import add_gradients
 from corollout.training.micro_batches import spans
 from corollout.training.norms import total_norm
 
+_CHECKPOINTED = "_checkpoint_wrapped_module."  # in names of weights, where accelerate checkpoints activations
 _AT_ONCE = 1 << 28  # bytes of weights that are copied for a message
 
 
@@ -74,7 +75,8 @@ class ShardedReplica(Replica):
         return copy.deepcopy(self.model, memo)
 
     def attach(self, trained: nn.Module) -> None:
-        self._pairs: list[tuple[Tensor, Any]] = list(zip(self.model.parameters(), trained.parameters(), strict=True))
+        shards = {name.replace(_CHECKPOINTED, ""): shard for name, shard in trained.named_parameters()}
+        self._pairs: list[tuple[Tensor, Any]] = [(one, shards[name]) for name, one in self.model.named_parameters()]
         self._gather(self._pairs)
 
     def gather(self) -> None:

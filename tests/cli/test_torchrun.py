@@ -76,15 +76,16 @@ def stopped_at(errors: str, out: Path) -> int:
 def test_a_run_goes_from_one_process_to_two_and_back(start: Path, tmp_path: Path) -> None:
     """It has the weights of one process that did it all; a signal to one rank stops both after the same update."""
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    output(*finetune(start, alone, 120))
+    output(*finetune(start, alone, 80))
     output(*finetune(start, shared, 20))
-    with Job(2, ["-m", "corollout", "finetune", "--resume", "--out", shared, "--budget", 120]) as job:
-        wait_for(shared / "metrics.jsonl", 30)
+    resume = ["-m", "corollout", "finetune", "--resume", "--out", shared, "--budget", 80]
+    with Job(2, resume, variables={VARIABLE: "1 0 slow"}) as job:
+        wait_for(shared / "metrics.jsonl", 26)
         os.kill(job.ranks()[1], signal.SIGUSR1)
         done = job.wait()
         assert job.orphans() == []
     reached = stopped_at(done.stderr, shared)
-    assert 25 <= reached < 120
+    assert 20 < reached < 80
     assert codes(done.stderr) == [138, 138]
     assert Run.open(shared).load()[0] == reached  # pyright: ignore[reportOptionalSubscript]
     output("finetune", "--resume", "--out", shared)

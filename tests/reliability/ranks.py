@@ -46,8 +46,8 @@ class Bench:
     def prepare(self) -> "Bench":
         options = "--epochs 2 --batch-size 8 --learning-rate 0.01"
         start = ["-m", "corollout", "pretrain", TASK, "--out", self.folder / "start", *options.split()]
-        for command in (start, self.command(self.folder / "reference", "likeness")):
-            done = torchrun(2, *command)
+        for size, command in ((1, start), (2, self.command(self.folder / "reference", "likeness"))):
+            done = torchrun(size, *command)
             assert done.returncode == 0, done.stderr
         return self
 

@@ -7,5 +7,5 @@ from tests.reliability.ranks import Bench, kill_and_compare
 
 
 def test_a_job_whose_rank_is_killed_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, updates=100).prepare()
+    bench = Bench(tmp_path, updates=60).prepare()
     assert kill_and_compare(bench, 1, "workers", random.Random(1)) == []

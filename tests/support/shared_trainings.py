@@ -33,6 +33,10 @@ SAVED = {
     "estimator": "set-4:baseline=fitted", "max_steps": 4, "save_strategy": "steps", "save_steps": 2.0,
     "optim": "adamw_torch", "samples_steps": 1,
 }  # fmt: skip
+BEST = {
+    "eval_strategy": "steps", "eval_steps": 2.0, "load_best_model_at_end": True, "samples_steps": 0,
+    "metric_for_best_model": "completions/clipped_ratio", "greater_is_better": False, "learning_rate": 0.3,
+}  # fmt: skip
 # What differs from RLOO of a Llama model in double precision, whose updates are not clipped.
 CASES: dict[str, dict[str, Any]] = {
     "rloo": {"estimator": "rloo-4"},
@@ -45,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded lora": {**SHARDED, "lora": LORA, "beta": 0.1},
     "saved": SAVED,
     "continued": {**SAVED, "per_device_train_batch_size": BATCH},  # whatever it says, batches are those of before
+    "sharded tied": {**SHARDED, "tied": True},
+    "sharded best": {**SHARDED, **SAVED, **BEST},
     "sharded saved": {**SHARDED, **SAVED},
     "sharded continued": {**SHARDED, **SAVED},
     "auto": {"estimator": "auto:estimates=2", "max_steps": 1},
@@ -98,6 +104,7 @@ def make(name: str, folder: Path, size: int) -> tuple[Any, Watched, list[list[An
     os.environ.pop("ACCELERATE_USE_FSDP", None)
     kind, lora, dtype = case.pop("model", "llama"), case.pop("lora", None), case.pop("dtype", torch.float64)
     watched, seen = Watched(), []
+    options = {"tie_word_embeddings": True} if case.pop("tied", False) else {}
     seed = processes().rank if case.pop("others_have_other_weights", False) else 0
 
     def looking(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
@@ -115,7 +122,7 @@ def make(name: str, folder: Path, size: int) -> tuple[Any, Watched, list[list[An
         "disable_tqdm": True, "logging_steps": 1.0, "save_strategy": "no", "optim": "sgd", "max_grad_norm": 0.0, **case,
     }  # fmt: skip
     trainer = PolicyGradientTrainer(
-        language_model(kind, dtype=dtype, seed=seed),
+        language_model(kind, dtype=dtype, seed=seed, **options),
         [letters, words, looking],
         PolicyGradientConfig(str(folder), **settings),
         train_dataset=ROWS,

@@ -24,6 +24,8 @@ def troubled(sequences: list[list[int]], target: list[list[int]], finished: list
     if os.environ.get("RANK", "0") == rank and _calls > int(calls):
         if what == "raise":
             raise ValueError("there is trouble")
+        if what == "slow":
+            time.sleep(0.05)
         while what == "hang":
             time.sleep(1)
     return likeness(sequences, target, finished)
