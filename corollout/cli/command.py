@@ -129,7 +129,7 @@ def command(target: Callable[[Any], None] | Command) -> Callable[..., None]:
         if has_others() and not (isinstance(target, Command) and target.several):
             raise InputError(
                 "this command runs in one process: start it without torchrun (several processes can divide the work of "
-                "pretrain, finetune, evaluate and lab)"
+                "pretrain, finetune, evaluate, lab and lm train)"
             )
         flags: dict[str, Any] = {}
         for option in options:
