@@ -75,6 +75,9 @@ class ShardedReplica(Replica):
         return copy.deepcopy(self.model, memo)
 
     def attach(self, trained: nn.Module) -> None:
+        if any(_CHECKPOINTED in name for name, _ in trained.named_parameters()):
+            whole: Any = self.model
+            whole.gradient_checkpointing_enable()
         shards = {name.replace(_CHECKPOINTED, ""): shard for name, shard in trained.named_parameters()}
         self._pairs: list[tuple[Tensor, Any]] = [(one, shards[name]) for name, one in self.model.named_parameters()]
         self._gather(self._pairs)

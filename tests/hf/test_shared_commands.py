@@ -37,7 +37,7 @@ def fails(completions, **_):
 TRAIN = "lm train --model model --dataset prompts.jsonl --max-completion-length 4 --learning-rate 1e-2 --use-cpu "
 TRAIN += "--estimator rloo-2 --logging-steps 1 --save-steps 1 --max-steps 3"
 # Accelerate warns about machines without accelerators.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.prove, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,6 @@ def test_two_processes_train_and_one_talks(folder: Path, monkeypatch: pytest.Mon
     check_near(alone(folder, monkeypatch), weights(folder / "two"))
 
 
-@pytest.mark.prove
 def test_an_error_of_one_process_is_told_once(folder: Path):
     done = train(folder, "failed", reward="fails")
     assert done.returncode == 1
@@ -98,7 +97,6 @@ def test_an_error_of_one_process_is_told_once(folder: Path):
     assert told(done) == ["error: failed is not empty: choose another with --out"]
 
 
-@pytest.mark.prove
 def test_a_signal_stops_all_and_one_process_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch):
     done = train(folder, "stopped", variables={"SIGNAL": "15"})
     assert done.returncode != 0
@@ -111,7 +109,6 @@ def test_a_signal_stops_all_and_one_process_goes_on(folder: Path, monkeypatch: p
     check_near(expected, weights(folder / "stopped"))
 
 
-@pytest.mark.prove
 def test_a_job_that_is_started_again_reaches_the_same_bits(folder: Path):
     assert train(folder, "undisturbed").returncode == 0
     done = train(folder, "killed", restarts=3, variables={"SIGNAL": "9"})
@@ -120,7 +117,6 @@ def test_a_job_that_is_started_again_reaches_the_same_bits(folder: Path):
     assert all(weights(folder / "killed")[name].equal(one) for name, one in weights(folder / "undisturbed").items())
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize("command", ["generate --model model --prompt a", "inspect two"])
 def test_other_commands_run_in_one_process(folder: Path, command: str):
     with Job(2, ["-m", "corollout", "lm", *command.split()], cwd=folder) as job:
@@ -130,7 +126,6 @@ def test_other_commands_run_in_one_process(folder: Path, command: str):
     assert line.startswith("error: this command runs in one process: start it without torchrun")
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize("name", ["data_parallel", "sharded"])
 def test_accelerate_starts_what_its_file_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     """The files of the recipes, with two processes."""
@@ -156,7 +151,6 @@ STAND_INS = {
 }
 
 
-@pytest.mark.prove
 def test_the_batch_script_trains_and_goes_on_after_a_signal(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """With shards, on one machine, and stand-ins of SLURM's commands."""
     with socket.socket() as some:

@@ -28,7 +28,8 @@ ROWS = [{"prompt": f"{'b ' * (n % 3)}{letter}", "letter": letter} for n, letter 
 BATCH = 6  # prompts of all processes
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
-SHARDED = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+LAYERS = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+SHARDED: dict[str, Any] = {"fsdp": True, "fsdp_config": LAYERS}
 SAVED = {
     "estimator": "set-4:baseline=fitted", "max_steps": 4, "save_strategy": "steps", "save_steps": 2.0,
     "optim": "adamw_torch", "samples_steps": 1,
@@ -50,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "saved": SAVED,
     "continued": {**SAVED, "per_device_train_batch_size": BATCH},  # whatever it says, batches are those of before
     "sharded tied": {**SHARDED, "tied": True},
+    "sharded checkpointed": {"fsdp": True, "fsdp_config": {**LAYERS, "activation_checkpointing": True}},
     "sharded best": {**SHARDED, **SAVED, **BEST},
     "sharded saved": {**SHARDED, **SAVED},
     "sharded continued": {**SHARDED, **SAVED},
