@@ -22,33 +22,32 @@ from corollout.processes import Processes, joined
 class Contestant:
     def __init__(self, group: Processes):
         self.group = group
-        self.trainer: Trainer | None = None
+        self.trainers: dict[str, Trainer] = {}
 
-    def do_start(self, folder: str, method: str) -> dict[str, Any]:
+    def do_start(self, name: str, folder: str, method: str, share: int) -> dict[str, Any]:
         problem = Problem(Path(folder))
         optimizer = make_optimizer(problem.engine.policy)
-        self.trainer = Trainer(
+        self.trainers[name] = Trainer(
             problem.engine,
             problem.data,
             problem.reward,
             method,
             optimizer,
-            batch_size=problem.batch_size,
+            batch_size=problem.batch_size // share,
             seed=SEED,
             on_event=ignore,
         )
         return {}
 
-    def do_update(self, updates: int) -> dict[str, Any]:
-        assert self.trainer is not None
-        waiting = []
+    def do_update(self, name: str, updates: int) -> dict[str, Any]:
+        trainer, waiting = self.trainers[name], []
         self.group.gather_values(0)  # all begin together
         started = time.perf_counter()
         for _ in range(updates):
-            metrics = self.trainer.step()
+            metrics = trainer.step()
             waiting.append(metrics.waiting)
         seconds = time.perf_counter() - started
-        cost = self.trainer.cost
+        cost = trainer.cost
         return {
             "seconds": seconds,
             "waiting": sum(waiting) / updates,

@@ -19,11 +19,13 @@ from corollout.launch import address
 
 TIMEOUT = "COROLLOUT_PROCESS_TIMEOUT"
 _BUCKET = 2**25  # bytes that are added in one message
+_LARGE = 2**20  # bytes of a tensor that is not copied into a message with others
 _KINDS = ("join", "gather", "from_first", "tensors_from_first", "exchange", "add")
 _DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
+_HALVES = (torch.float16, torch.bfloat16)
 _DIMENSIONS = 8
 _HEADER = 4 + _DIMENSIONS  # kind of call, number of the call, and what it says of its tensors
 
@@ -144,8 +146,12 @@ class Group(Processes):
             raise self._apart(f"they add {' and '.join(f'{one[0]} tensors of {one[1]} numbers' for one in said)}")
         for bucket in _buckets(tensors):
             first = bucket[0]
+            is_sent_as_it_is = len(bucket) == 1 and first.is_contiguous() and (self._has_nccl or not first.is_cuda)
+            if is_sent_as_it_is and first.dtype not in _HALVES:
+                self._finish(dist.all_reduce(first, group=self._group_of(first), async_op=True))
+                continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            flat = flat.float() if first.dtype in (torch.float16, torch.bfloat16) else flat
+            flat = flat.float() if first.dtype in _HALVES else flat
             flat = flat if self._has_nccl or not flat.is_cuda else flat.cpu()
             self._finish(dist.all_reduce(flat, group=self._group_of(flat), async_op=True))
             parts = flat.split([tensor.numel() for tensor in bucket])
@@ -260,10 +266,13 @@ def _require_gatherable(tensor: Tensor) -> None:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one type and device together, in parts that are not too large."""
+    """Tensors of one type and device together, in parts that are not too large; a large tensor by itself."""
     open_buckets: dict[Any, list[Tensor]] = {}
     closed: list[list[Tensor]] = []
     for tensor in tensors:
+        if tensor.nbytes > _LARGE:
+            closed.append([tensor])
+            continue
         key = tensor.dtype, tensor.device
         bucket = open_buckets.setdefault(key, [])
         if bucket and sum(one.nbytes for one in bucket) + tensor.nbytes > _BUCKET:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from corollout.launch import is_first
+
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _received: list[int] = []  # since the outermost of the contexts below was entered
 _depth = 0
@@ -46,7 +48,8 @@ def ending_stops() -> Generator[None, None, None]:
 
     def end(number: int, frame: object) -> None:
         with suppress(OSError):
-            os.write(2, b"Stopped. Run the same command again.\n")
+            if is_first():  # of several processes, one talks
+                os.write(2, b"Stopped. Run the same command again.\n")
         os._exit(128 + number)
 
     with _handled(end):

@@ -36,9 +36,9 @@ def run() -> int:
         with suppress(KeyboardInterrupt):  # before a command begins, while an error is printed, or after everything
             code = _run()
             _end_undisturbed()
-        if code is None:
+        if code is None and is_first():
             print_error("Stopped. Run the same command again.")
-            _end_undisturbed()
+        _end_undisturbed()
     return exit_code() if code is None else code
 
 

@@ -98,7 +98,7 @@ class Estimator(ABC):
     def check_head(self, head: str) -> None:
         """Raise an error if the estimator does not work with an output head ("softmax" or "tree")."""
         if head not in self.heads:
-            fitting = [kind for kind in _subclasses(Estimator) if head in kind.heads and "names" in vars(kind)]
+            fitting = [kind for kind in _subclasses(Estimator) if head in kind.heads and vars(kind).get("names")]
             fitting.sort(key=lambda kind: len(kind.heads))  # those for this head only come first
             names = dict.fromkeys(kind.names[0] for kind in fitting)
             raise InputError(

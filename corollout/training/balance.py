@@ -6,7 +6,7 @@ own waits for the one that has most to do.
 
 import math
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Float32, Int64
@@ -18,8 +18,8 @@ from corollout.errors import InputError
 from corollout.processes import Processes
 from corollout.text import quoted
 from corollout.training.estimates import Estimate
+from corollout.training.settings import Balance
 
-Balance = Literal["even", "cost"]
 _STATE = "example_costs"
 
 

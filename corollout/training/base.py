@@ -16,18 +16,18 @@ from corollout.compilation import cpu_time, wall_time
 from corollout.data import Batch, Columns, Data, Index, check_device
 from corollout.division import Division
 from corollout.errors import InputError, PolicyError
-from corollout.events import Callback, Event, warn
+from corollout.events import Callback, Event, ignore, warn
 from corollout.noise import Noise
 from corollout.processes import processes
 from corollout.rollouts import Engine
 from corollout.training.agreement import require_agreement
 from corollout.training.averaging import WeightAverage
-from corollout.training.balance import Balance, Divider
+from corollout.training.balance import Divider
 from corollout.training.checkpoints import State, join_states, optimizer_state, restore_optimizer, split_state
 from corollout.training.norms import total_norm
 from corollout.training.optimizers import divides_gradients, largest_change, require_optimizer
 from corollout.training.result import TrainingResult
-from corollout.training.settings import Clock
+from corollout.training.settings import Balance, Clock
 
 Metrics = TypeVar("Metrics")
 
@@ -45,7 +45,8 @@ class BaseTrainer(Generic[Metrics]):
     other work on the machine does not disturb; neither counts compilation. An update reads ``accumulate`` batches, and
     with ``ema_decay`` > 0 the weights that are evaluated and kept are a :class:`WeightAverage`.
 
-    Several processes that ``torchrun`` has started make each update together, each with its part of every batch.
+    Several processes that ``torchrun`` has started make each update together, each with its part of every batch; the
+    first one reports events.
     """
 
     kind: ClassVar[Literal["pretrain", "finetune"]] = "finetune"
@@ -91,7 +92,7 @@ class BaseTrainer(Generic[Metrics]):
         self.max_grad_norm, self.max_grad_value = max_grad_norm, max_grad_value
         self.accumulate = accumulate
         self.seed, self.noise = seed, Noise(seed)
-        self.on_event = on_event
+        self.on_event = on_event if self.processes.is_first else ignore
         self.updates, self.epochs, self.tokens, self.seconds = 0, 0, 0, 0.0
         self.parameters = [p for p in self.policy.parameters() if p.requires_grad]
         self.average = WeightAverage(self.parameters, ema_decay)

@@ -20,7 +20,6 @@ from corollout.rewards import AnyReward, as_reward
 from corollout.rollouts import Engine
 from corollout.text import quoted
 from corollout.training.agreement import add_gradients
-from corollout.training.balance import Balance
 from corollout.training.base import PROBES, ROLLOUTS, TARGET_ORDER, BaseTrainer, load_policy
 from corollout.training.checkpoints import State
 from corollout.training.estimates import Estimate, as_estimator, estimate
@@ -32,7 +31,7 @@ from corollout.training.process_updates import ProcessUpdate
 from corollout.training.regularisation import KL, Regulariser, as_kl
 from corollout.training.running_variance import GradientSketch, RunningVariance
 from corollout.training.samples import Decode, Renderer, samples_of_all, take_samples
-from corollout.training.settings import Clock
+from corollout.training.settings import Balance, Clock
 from corollout.training.update_totals import UpdateTotals
 from corollout.training.watchdog import Seen, Watchdog
 from corollout.types import Cost

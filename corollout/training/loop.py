@@ -185,7 +185,7 @@ def fit(
                     if saved_update != trainer.updates:
                         save()
                     raise _interrupted(trainer, run) from None
-                is_best = progress.judge(numbers[metric], _loss_of(numbers), trainer.updates)
+                is_best = progress.judge(float(numbers[metric]), _loss_of(numbers), trainer.updates)
                 progress.next_evaluation = schedule.next_evaluation(reached)
                 progress.stopped = schedule.patience is not None and progress.misses >= schedule.patience
                 log(Event("evaluation", numbers))
@@ -248,7 +248,7 @@ def _measured(numbers: Any, metric: str, progress: _Progress) -> dict[str, float
 def _loss_of(numbers: Mapping[str, Any]) -> float:
     """The loss of an evaluation; infinite if it has none."""
     loss = numbers.get("loss")
-    return math.inf if not isinstance(loss, int | float) or math.isnan(loss) else loss
+    return math.inf if not isinstance(loss, int | float) or math.isnan(loss) else float(loss)
 
 
 def _of_first(group: Processes, numbers: dict[str, Any]) -> dict[str, Any]:

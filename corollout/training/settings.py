@@ -8,6 +8,7 @@ from corollout.config import option
 Clock = Literal["wall", "cpu"]
 Unit = Literal["updates", "epochs", "tokens", "seconds"]
 Decay = Literal["constant", "linear", "cosine"]
+Balance = Literal["even", "cost"]
 DATA_HELP = "Folder of the data, if it is not where it was when the run was made. [default: the run's]"
 DEVICE_HELP = "Where to compute: cpu, cuda, cuda:1 and so on. [default: the run's]"
 WEIGHTS_HELP = "Weights: best, last, start, a checkpoint (step-00001000), a safetensors file, or another run."
@@ -81,6 +82,10 @@ class FinetuneSettings:
     accumulate: int = option(1, "Batches whose gradients make one update.", least=1, most=10**9)
     micro_batch: int | None = option(
         None, "Contexts that are scored with a graph at a time, to save memory; none for a whole batch.", least=1
+    )
+    balance: Balance = option(
+        "even",
+        "How several processes divide a batch: equally many contexts each, or equal parts of what they cost last time.",
     )
     warm_up: int = option(0, "Updates in which the learning rate rises from near 0.", least=0, most=10**12)
     schedule: Decay = option(

@@ -301,6 +301,7 @@ def _finetuning(
         batch_size=settings.batch_size,
         accumulate=settings.accumulate,
         micro_batch=settings.micro_batch,
+        balance=settings.balance,
         scheduler=_scheduler(optimizer, settings, len(columns)),
         kl=KL(settings.kl, settings.kl_target) if settings.kl else None,
         entropy=settings.entropy,

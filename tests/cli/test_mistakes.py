@@ -74,7 +74,7 @@ def test_a_device_that_is_not_there(folder: Path, device: str, message: str) -> 
         assert refusal(*line, "--device", device).startswith(message)
 
 
-@pytest.mark.parametrize("option", ["--budget", "--learning-rate", "--evaluate-every", "--max-grad-norm"])
+@pytest.mark.parametrize("option", ["--budget", "--learning-rate", "--evaluate-every"])
 def test_numbers_that_are_none(folder: Path, option: str) -> None:
     line = ["finetune", folder / "run", "--out", folder / "new", *FEW, option]
     for value, message in {

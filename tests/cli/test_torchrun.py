@@ -120,8 +120,9 @@ def test_errors_are_told_once(start: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     done = torchrun(2, "-m", "corollout", "generate", start)
     assert told(done.stderr)[0].startswith("error: this command runs in one process: start it without torchrun")
-    assert (len(told(done.stderr)), done.stdout) == (1, "")
-    assert codes(done.stderr) == [1, 1]
+    assert (len(told(done.stderr)), done.stdout) == (1, ""), done.stderr
+    # torchrun may have ended one of them while it was still importing modules.
+    assert set(codes(done.stderr)) in ({1}, {1, 128 + signal.SIGTERM})
 
 
 @pytest.mark.prove

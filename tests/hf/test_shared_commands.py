@@ -81,6 +81,7 @@ def check_near(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
 
 
+@pytest.mark.prove
 def test_two_processes_train_and_one_talks(folder: Path, monkeypatch: pytest.MonkeyPatch):
     done = train(folder, "two")
     assert done.returncode == 0, done.stderr

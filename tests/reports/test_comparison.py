@@ -56,10 +56,10 @@ def test_the_number_of_tasks_follows_from_a_recorded_interval(case: tuple[int, i
 def test_everything_about_a_table_of_runs(tmp_path: Path):
     runs = make_table(tmp_path)
     groups = group_runs([run for own in runs.values() for run in own])
-    labels = ["MLE", "REINFORCE", "SC", "MC-0", "MC-2", "RL_beam-64", "RLOO-8", "ARSM"]
+    labels = ["MLE", "REINFORCE", "SC", "MC-0", "MC-2", "RL_beam-64", "RLOO-8", "ARSM", "ARSM (noise=own)"]
     assert [group.label for group in groups] == labels
     comparison = compare(groups)
-    mle, reinforce, arsm = (comparison.methods[index] for index in (0, 1, -1))
+    mle, reinforce, arsm = (comparison.methods[index] for index in (0, 1, labels.index("ARSM")))
     assert (mle.kind, mle.gains, arsm.seeds) == ("pretrain", {}, [0, 1, 2])
     results = [json.loads((run / "result.json").read_text())["test"] for run in runs["arsm"]]
     shares, test = [result["generalization"] for result in results], arsm.scores["test"]
@@ -79,7 +79,7 @@ def test_everything_about_a_table_of_runs(tmp_path: Path):
         assert table.markdown().count("|\n") == len(table.rows) + 2
     assert "test gain" in comparison.score_table().header
     numbers = json.loads(json.dumps(comparison.numbers(tmp_path), allow_nan=False))
-    assert numbers["methods"][-1]["runs"] == [str(run.relative_to(tmp_path)) for run in runs["arsm"]]
+    assert numbers["methods"][labels.index("ARSM")]["runs"] == [str(run.relative_to(tmp_path)) for run in runs["arsm"]]
 
 
 def test_the_best_score_until_a_limit_is_interpolated(tmp_path: Path):

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -393,3 +394,10 @@ def test_updates_are_reported_with_a_run_and_without(tmp_path: Path):
         assert [record["update"] for record in run.records("update")] == [total - 1, total]
     assert [event.record["update"] for event in seen if event.kind == "update"] == [1, 2, 3, 4, 5, 6]
     assert {event.kind for event in seen} == {"update", "evaluation"}
+
+
+def test_an_evaluation_may_return_numbers_of_numpy(tmp_path: Path):
+    evaluations = iter([np.float64(0.1), np.float64(0.3), np.float64(0.3)])
+    evaluate = lambda: {"score": next(evaluations), "loss": np.float64(1.0)}  # noqa: E731
+    summary = fit_in(tmp_path / "run", Schedule("updates", 2, 1), evaluate=evaluate)
+    assert (summary["best_update"], summary["best_score"]) == (2, 0.3)
