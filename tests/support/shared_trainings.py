@@ -90,8 +90,8 @@ class Watched(transformers.TrainerCallback):
         self.gradients: list[dict[str, Tensor]] = []
 
     def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
-        given = {name: whole(one.grad).clone() for name, one in model.named_parameters() if one.grad is not None}
-        self.gradients.append(given)
+        named = [(name.replace("_checkpoint_wrapped_module.", ""), one) for name, one in model.named_parameters()]
+        self.gradients.append({name: whole(one.grad).clone() for name, one in named if one.grad is not None})
 
 
 def whole(tensor: Any) -> Tensor:
